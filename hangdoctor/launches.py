@@ -1,0 +1,51 @@
+"""Numbers of a launch: how many ranks there should be, and in which order they are named."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hangdoctor.engines import Engine
+    from hangdoctor.logs.timeline import Timeline
+
+
+Sizes = dict[str, int]
+"""Numbers by the names of `Detect.sizes`; "dp_attention" is 1 where it is on."""
+
+
+def sizes_of(engine: Engine, command: str, timeline: Timeline) -> Sizes:
+    """Return the sizes that the command line gives, and for the rest what the log tells."""
+    found = dict(timeline.launch.sizes)
+    for key, patterns in engine.detect.sizes.items():
+        for pattern in patterns:
+            match = re.search(pattern, command)
+            if match is not None:
+                found[key] = int(match[1]) if match.groups() else 1
+                break
+    return found
+
+
+def expected_count(sizes: Sizes) -> int | None:
+    """Return how many ranks this machine should have; None where the size is not known.
+
+    pp x tp of a node, times dp only without attention data parallelism, where dp lives inside tp.
+
+    >>> expected_count({"tp": 8}), expected_count({"tp": 8, "dp": 2, "dp_attention": 1})
+    (8, 8)
+    >>> expected_count({"tp": 8, "pp": 2, "nnodes": 2}), expected_count({"tp": 2, "dp": 2})
+    (8, 4)
+    """
+    if "tp" not in sizes:
+        return None
+    count = sizes["tp"] * sizes.get("pp", 1) // max(1, sizes.get("nnodes", 1))
+    return count if sizes.get("dp_attention") else count * sizes.get("dp", 1)
+
+
+def rank_order(name: str) -> tuple[tuple[str, int], ...]:
+    """Sort key: TP2 before TP10, DP0 TP1 before DP1 TP0.
+
+    >>> sorted(["TP10", "TP2", "DP1 TP0", "DP0 TP1"], key=rank_order)
+    ['DP0 TP1', 'DP1 TP0', 'TP2', 'TP10']
+    """
+    return tuple((kind, int(number)) for kind, number in re.findall(r"([A-Za-z_]+)(\d+)", name))

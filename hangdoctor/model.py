@@ -1,0 +1,348 @@
+"""What is recorded: frozen values without behaviour, the raw answers of the machine.
+
+Units are in the names. `None` in a field means "not known". A section or a card that could not be
+looked at is a `Missing` with its reason, never an empty list or a zero.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = 1
+"""Number of the recording format; a reader refuses a higher one."""
+
+Reason = Literal[
+    "permission",  # the system refused
+    "gone",  # the process ended while we looked
+    "timeout",  # no answer within the collector's deadline
+    "unsupported",  # this machine, engine or Python version has no such thing
+    "not-installed",  # a tool or library is absent
+    "failed",  # it answered with an error
+    "not-tried",  # not looked at, for example because looking could harm
+    "inapplicable",  # cannot exist here: GPU readings of a launch on the CPU
+]
+
+
+class Struct(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Base of all recorded values: immutable, and short on disk."""
+
+
+class Missing(Struct, frozen=True, tag="missing"):
+    """Something that was not observed, and why.
+
+    Attributes:
+        reason: one word a program can act on.
+        detail: the system's own words.
+        hint: what would make it visible, best a command.
+    """
+
+    reason: Reason
+    detail: str = ""
+    hint: str = ""
+
+
+class Thread(msgspec.Struct, frozen=True, array_like=True):
+    """One thread as /proc/PID/task/TID tells it; an array on disk, there are hundreds of them.
+
+    Attributes:
+        tid: thread id in the observer's PID namespace.
+        name: comm, at most 15 bytes.
+        state: R, S, D, T, t, Z, X or I.
+        cpu_s: user plus system time since the thread started, in seconds (10 ms steps).
+        wchan: kernel function it sleeps in, "0" when running; None where not read.
+        syscall: the line of /proc/TID/syscall ("running", "202 0x7f.. 0x189 ..", "-1 SP PC");
+            None where not read or not allowed.
+    """
+
+    tid: int
+    name: str
+    state: str
+    cpu_s: float
+    wchan: str | None = None
+    syscall: str | None = None
+
+
+class Io(msgspec.Struct, frozen=True, array_like=True):
+    """/proc/PID/io: bytes and system calls since the process started.
+
+    Counts read() and write() on everything (files, pipes, eventfds); blind to send, recv and mmap.
+    """
+
+    rchar: int
+    wchar: int
+    syscr: int
+    syscw: int
+    read_bytes: int
+    write_bytes: int
+
+
+class OpenFile(msgspec.Struct, frozen=True, array_like=True):
+    """One open descriptor worth keeping: a regular file being read, a FIFO, an eventfd.
+
+    Attributes:
+        fd: number of the descriptor.
+        kind: what it is.
+        target: path, or the kernel's name for it such as "anon_inode:[eventfd]".
+        position: offset of a regular file, counter of an eventfd; None where not read.
+        size_bytes: of a regular file.
+    """
+
+    fd: int
+    kind: Literal["file", "fifo", "pipe", "socket", "eventfd", "other"]
+    target: str
+    position: int | None = None
+    size_bytes: int | None = None
+
+
+class Process(Struct, frozen=True):
+    """One process of the launch's tree.
+
+    Attributes:
+        pid, ppid: in the observer's PID namespace.
+        inner_pid: the PID that the process itself sees (last NSpid); None where the same.
+        start_ticks: field 22 of /proc/PID/stat; with the pid it names a process for ever.
+        age_s: seconds since it started, at the time of the snapshot.
+        title: its command line as it stands now (setproctitle rewrites it), joined by spaces.
+        comm: the 15-byte name.
+        state: state of the main thread; "Z" is a child that nobody has waited for.
+        user: numeric user id.
+        cpu_s: user and system time of all its threads, in seconds.
+        children_cpu_s: the same of the children that it has waited for.
+        exit_code: of a zombie, as wait() encodes it; None where the kernel hides it.
+        rss_bytes: resident memory; rss_file_bytes: its part backed by files (mmap progress).
+        tracer_pid: of a debugger that is attached; 0 for none, None where not read.
+        io: /proc/PID/io.
+        threads: all threads, main thread first.
+        files: descriptors worth keeping, on a slower beat; None where not looked at this time.
+        unreadable: what of it could not be read: "syscall", "wchan", "io", "fd", "title" ...
+    """
+
+    pid: int
+    ppid: int
+    start_ticks: int
+    title: str
+    comm: str
+    state: str
+    cpu_s: float
+    inner_pid: int | None = None
+    age_s: float | None = None
+    user: int | None = None
+    children_cpu_s: float | None = None
+    exit_code: int | None = None
+    rss_bytes: int | None = None
+    rss_file_bytes: int | None = None
+    tracer_pid: int | None = None
+    io: Io | None = None
+    threads: tuple[Thread, ...] = ()
+    files: tuple[OpenFile, ...] | None = None
+    unreadable: dict[str, Missing] = {}
+
+
+class Processes(Struct, frozen=True, tag="processes"):
+    """The tree of the launch, the root first.
+
+    Attributes:
+        roots: the pids the observation started from.
+        ended: processes of the tree that ended since the recording began: pid to wait status as
+            os.waitstatus_to_exitcode gives it (negative for a signal), None where only their
+            parent knows.
+    """
+
+    processes: tuple[Process, ...]
+    roots: tuple[int, ...] = ()
+    ended: dict[int, int | None] = {}
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One stack frame, Python or native, as py-spy names it.
+
+    Attributes:
+        function: name, qualified by its class on Python 3.11 and later.
+        path: source file, or the shared library of a native frame.
+        line: 0 for a native frame.
+    """
+
+    function: str
+    path: str
+    line: int = 0
+
+
+class ThreadStack(Struct, frozen=True):
+    """The stack of one thread, innermost frame first.
+
+    Attributes:
+        tid: in the namespace of the *target*; None on Python 3.10 and older.
+        name: Python's name for it ("MainThread").
+        active: py-spy's guess that it was running, not waiting.
+        owns_gil: True for the thread that holds the GIL.
+    """
+
+    name: str
+    frames: tuple[Frame, ...]
+    tid: int | None = None
+    active: bool | None = None
+    owns_gil: bool | None = None
+
+
+class ProcessStacks(Struct, frozen=True, tag="stack"):
+    """All Python threads of one process, the main thread first."""
+
+    threads: tuple[ThreadStack, ...]
+    native: bool = False
+
+
+class Stacks(Struct, frozen=True, tag="stacks"):
+    """Stacks by pid; a process that could not be dumped is there with its reason."""
+
+    by_pid: dict[int, ProcessStacks | Missing]
+
+
+class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
+    """A compute process on a card: pid as the driver tells it, and its memory."""
+
+    pid: int
+    used_bytes: int | None = None
+
+
+class Gpu(Struct, frozen=True, tag="gpu"):
+    """One card as NVML tells it at the moment of the snapshot."""
+
+    index: int
+    name: str = ""
+    util_pct: int | None = None
+    memory_util_pct: int | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+
+
+class Gpus(Struct, frozen=True, tag="gpus"):
+    """All cards, by index; a lost card is there with its reason."""
+
+    cards: dict[int, Gpu | Missing]
+    driver: str = ""
+
+
+class Host(Struct, frozen=True, tag="host"):
+    """The machine, and the cgroup of the launch.
+
+    Attributes:
+        load_1m: load average; cpu_count: CPUs that the launch may use.
+        pressure_pct: PSI "some avg10" for "cpu", "io" and "memory", where the kernel has it.
+        oom_kills: counter `oom_kill` of the launch's cgroup; only its growth means anything.
+        shm_used_bytes, shm_total_bytes: of /dev/shm.
+    """
+
+    load_1m: float | None = None
+    cpu_count: int | None = None
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    pressure_pct: dict[str, float] = {}
+    oom_kills: int | None = None
+    shm_used_bytes: int | None = None
+    shm_total_bytes: int | None = None
+
+
+class LogPosition(Struct, frozen=True, tag="log"):
+    """How far the log had been read when the snapshot was taken.
+
+    Attributes:
+        read_bytes: bytes of the recording's log that were there by then.
+        silent_s: seconds since the log was last written to, by the file's own time stamp; None
+            where it comes from a pipe and nothing was read yet.
+        ended: the writer closed a pipe.
+    """
+
+    read_bytes: int
+    silent_s: float | None = None
+    ended: bool = False
+
+
+class Snapshot(Struct, frozen=True):
+    """All that was seen at one moment.
+
+    Attributes:
+        at_s: monotonic seconds since the recording began.
+        wall_s: seconds since 1970.
+        took_s: what each collector cost, in seconds.
+        processes, stacks, gpus, host, log: the sections. `None` means not due this time, which is
+            not `Missing`: it says nothing.
+    """
+
+    at_s: float
+    wall_s: float
+    took_s: dict[str, float] = {}
+    processes: Processes | Missing | None = None
+    stacks: Stacks | Missing | None = None
+    gpus: Gpus | Missing | None = None
+    host: Host | Missing | None = None
+    log: LogPosition | Missing | None = None
+
+
+class SourceFile(Struct, frozen=True):
+    """A file of the engine's installation that differs from what was released, or is too new.
+
+    Attributes:
+        path: inside the installation, such as "sglang/srt/models/deepseek_v2.py".
+        modified_wall_s: its time stamp.
+        sha256: of its bytes now.
+        differs_from_release: True where the wheel's RECORD lists another hash; None if no RECORD.
+        newer_than_launch: True where it changed so long after the launch's processes had started
+            that they run what was there before.
+    """
+
+    path: str
+    modified_wall_s: float
+    sha256: str
+    differs_from_release: bool | None = None
+    newer_than_launch: bool = False
+
+
+class Installation(Struct, frozen=True, tag="installation"):
+    """The engine that the processes really run, found through them and not through our own path."""
+
+    name: str
+    version: str
+    path: str
+    changed_files: tuple[SourceFile, ...] = ()
+
+
+class LogSource(Struct, frozen=True):
+    """Where the log came from.
+
+    Attributes:
+        origin: path as the user gave it or as it was found, "-" for a pipe.
+        from_start: it was read from its first byte, so that an absent line means something.
+    """
+
+    origin: str
+    from_start: bool = True
+
+
+class Header(Struct, frozen=True, omit_defaults=False):
+    """What holds for a whole recording.
+
+    Attributes:
+        schema: SCHEMA of the writer.
+        stall_after_s: stillness after which a look in depth began: the verdict depends on it.
+        normal_s: how long each phase took at the longest in the known-good logs that were given.
+        still_running: the user vouches that a bare log is the whole log of a live launch.
+    """
+
+    schema: int = SCHEMA
+    hangdoctor: str = ""
+    created_wall_s: float = 0.0
+    source: str = ""
+    stall_after_s: float = 20.0
+    engine: str = ""
+    command: tuple[str, ...] = ()
+    installation: Installation | Missing | None = None
+    log: LogSource | None = None
+    normal_s: dict[str, float] = {}
+    still_running: bool = False
