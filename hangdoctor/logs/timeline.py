@@ -1,0 +1,509 @@
+"""What the lines of a log add up to: how far each rank has come, by the log alone.
+
+A pure fold: `timeline = advance(timeline, lines, engine)`. It keeps a bounded amount whatever the
+log's length, and is cheap to advance every second. The log is one witness of several: a stack tells
+the phase of now, a log that of its last line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hangdoctor.engines import ONLY_RANK, PHASES, Milestone, Phase, Sign, load, names, needle
+from hangdoctor.launches import rank_order
+from hangdoctor.logs.parse import ParserState, finish, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hangdoctor.engines import Detect, Engine
+    from hangdoctor.logs.parse import LogLine
+
+TEXT_LIMIT = 2000
+"""Characters of a line that a timeline keeps."""
+
+SIGNS_KEPT = 20
+"""Signs of each kind that are kept: the first ones. The newest one of each id comes on top."""
+
+_MILESTONES_KEPT = 64
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """A line of the log.
+
+    Attributes:
+        number: from 1; text: at most TEXT_LIMIT characters.
+        time_s: its own stamp, or the last one before it; None where there was none yet.
+    """
+
+    number: int
+    text: str
+    time_s: float | None = None
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """A milestone that a rank, or the launch, has passed.
+
+    Attributes:
+        id: of the milestone; phase: that it belongs to; phase_after: what comes after it.
+        number, time_s: the line, as in Place.
+        of_each_rank: every rank prints it, so that its absence means something.
+    """
+
+    id: str
+    phase: Phase
+    phase_after: Phase
+    number: int
+    time_s: float | None = None
+    of_each_rank: bool = True
+
+
+class RankLog(msgspec.Struct, frozen=True):
+    """What the log says of one rank, or of the launch as a whole.
+
+    Attributes:
+        milestones: in the order of the log. The same one can come again, for a second model; what
+            the log repeats without end is kept once.
+        counts: how often each milestone came.
+        phase: by its last milestone alone; `phase_of` reads it together with the launch's.
+        last: its last line that is no bar; lines: how many it had.
+        exception: last line of its last traceback, such as "ValueError: too many values"; "" if
+            none.
+    """
+
+    milestones: tuple[Reached, ...] = ()
+    counts: dict[str, int] = {}
+    phase: Phase = "start"
+    last: Place | None = None
+    lines: int = 0
+    exception: str = ""
+
+
+class BarLog(msgspec.Struct, frozen=True):
+    """A progress bar.
+
+    Attributes:
+        done, total: its newest reading.
+        number, time_s: where it last advanced.
+        runs: how often it began anew: 2 while a second model is loaded.
+    """
+
+    id: str
+    phase: Phase
+    done: int
+    total: int
+    number: int
+    time_s: float | None = None
+    runs: int = 1
+
+
+class SignSeen(msgspec.Struct, frozen=True):
+    """A line that means something besides progress.
+
+    Attributes:
+        rank: that printed it, "" for the launch.
+        blamed: numbers of the ranks that it says others wait for.
+    """
+
+    id: str
+    kind: str
+    rank: str
+    number: int
+    text: str
+    time_s: float | None = None
+    blamed: tuple[int, ...] = ()
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """What the log says of the launch itself; None where it does not.
+
+    Attributes:
+        sizes: numbers by the names of `Detect.sizes`; "dp_attention" is 1 where it is on.
+        on_cpu: it runs without GPUs.
+        version: of the engine; model: path of the model; "" where it is not said.
+    """
+
+    sizes: dict[str, int] = {}
+    on_cpu: bool | None = None
+    version: str = ""
+    model: str = ""
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """All that a log says, in bounded memory.
+
+    Attributes:
+        ranks: by the rank's name, "" for what is not one rank's.
+        bars: by the bar's id.
+        signs: the first SIGNS_KEPT of each kind and the newest of each id, in the order of the log:
+            however many warnings come before an exception, it is there.
+        launch: what its arguments and its lines say of it.
+        launches: how many the file holds; all else is about the last one.
+        first_line: where it begins.
+        lines: number of the last line; last: that line, if it is no bar.
+        first_time_s, last_time_s: first and newest stamp.
+        tracing: rank of the exception whose traceback is being printed.
+    """
+
+    ranks: dict[str, RankLog] = {}
+    bars: dict[str, BarLog] = {}
+    signs: tuple[SignSeen, ...] = ()
+    launch: Launch = Launch()
+    launches: int = 0
+    first_line: int = 1
+    lines: int = 0
+    last: Place | None = None
+    first_time_s: float | None = None
+    last_time_s: float | None = None
+    tracing: str | None = None
+
+
+def advance(timeline: Timeline, lines: Iterable[LogLine], engine: Engine) -> Timeline:
+    """Return the timeline with further lines taken in.
+
+    A second launch in the same file (its arguments, after ranks had begun) starts it over.
+    """
+    fold = _Fold(timeline, engine)
+    for line in lines:
+        fold.add(line)
+    return fold.result()
+
+
+def read_timeline(log: bytes, engine: Engine) -> Timeline:
+    """Return the timeline of a whole log, its unterminated last line included."""
+    lines, state = parse(ParserState(), log, engine)
+    return advance(Timeline(), [*lines, *finish(state, engine)], engine)
+
+
+def phase_of(timeline: Timeline, rank: str) -> Phase:
+    """Return the phase that a rank is in by the log.
+
+    What is printed for the whole launch (the HTTP server runs, ready) no rank can be behind of.
+    """
+    own = timeline.ranks[rank].phase if rank in timeline.ranks else "start"
+    floor = timeline.ranks[""].phase if "" in timeline.ranks else "start"
+    return max(own, floor, key=PHASES.index)
+
+
+def expected_ranks(timeline: Timeline) -> tuple[str, ...]:
+    """Return the names of the ranks that this node should have; empty where it cannot be told.
+
+    There are tp * pp / nnodes, times dp only without dp_attention, where dp lies inside tp. The
+    names are those of SGLang's prefix (managers/scheduler.py): a part for each size above 1, DP
+    wherever dp is; ranks of a node as entrypoints/engine.py deals them out.
+    """
+    sizes = timeline.launch.sizes
+    if "tp" not in sizes:
+        return ()
+    tp, pp, dp, ep = (max(1, sizes.get(name, 1)) for name in ("tp", "pp", "dp", "ep"))
+    nnodes, node = max(1, sizes.get("nnodes", 1)), sizes.get("node_rank", 0)
+    attention = bool(sizes.get("dp_attention")) and dp > 1
+    if sizes.get("attn_cp", 1) > 1 or sizes.get("moe_dp", 1) > 1:
+        return ()
+    pp_per_node, nodes_per_pp = max(pp // nnodes, 1), max(nnodes // pp, 1)
+    tp_per_node = max(tp // nodes_per_pp, 1)
+    pp_start, tp_start = pp_per_node * (node // nodes_per_pp), tp_per_node * (node % nodes_per_pp)
+    ranks = []
+    for replica in range(1 if attention or dp == 1 else dp):
+        for pp_rank in range(pp_start, pp_start + pp_per_node):
+            for tp_rank in range(tp_start, tp_start + tp_per_node):
+                dp_rank = tp_rank // max(tp // dp, 1) if attention else replica
+                parts = (
+                    ("DP", dp_rank, dp > 1),
+                    ("PP", pp_rank, pp > 1),
+                    ("TP", tp_rank, tp > 1),
+                    ("EP", tp_rank // max(tp // ep, 1), ep > 1),
+                )
+                ranks.append(" ".join(f"{name}{value}" for name, value, shown in parts if shown))
+    return tuple(rank or ONLY_RANK for rank in ranks)
+
+
+def phase_durations(timeline: Timeline) -> dict[Phase, float]:
+    """Return how long each phase took, in seconds, from its first rank's line to the next one's.
+
+    By the log's own stamps; phases without a stamp of their own or of what follows are left out.
+    """
+    begins: dict[Phase, float] = {}
+    for log in timeline.ranks.values():
+        for reached in log.milestones:
+            if reached.time_s is not None:
+                first_s = begins.get(reached.phase_after, reached.time_s)
+                begins[reached.phase_after] = min(first_s, reached.time_s)
+    ordered = sorted(begins.items(), key=lambda item: (item[1], PHASES.index(item[0])))
+    return {
+        phase: following[1] - begin_s for (phase, begin_s), following in itertools.pairwise(ordered)
+    }
+
+
+def lacking(timeline: Timeline) -> dict[str, tuple[str, ...]]:
+    """Return for each rank the milestones that others have passed and it has not, in order.
+
+    Judged within the file, so by the same release, and by counts, so that a second model's are told
+    apart. Only milestones that each rank prints; expected ranks that printed nothing are there.
+    Empty once the HTTP server runs: no rank can be behind of that.
+    """
+    ranks = {name: log for name, log in timeline.ranks.items() if name}
+    for name in expected_ranks(timeline):
+        ranks.setdefault(name, RankLog())
+    if "" in timeline.ranks and PHASES.index(timeline.ranks[""].phase) >= PHASES.index("warmup"):
+        return {}
+    order: dict[str, None] = {}
+    for log in ranks.values():
+        order |= {reached.id: None for reached in log.milestones if reached.of_each_rank}
+    most = {each: max(log.counts.get(each, 0) for log in ranks.values()) for each in order}
+    found = {
+        name: tuple(each for each in order if log.counts.get(each, 0) < most[each])
+        for name, log in ranks.items()
+    }
+    return {name: found[name] for name in sorted(found, key=rank_order) if found[name]}
+
+
+def detect_engine(log: bytes) -> str | None:
+    """Return the name of the engine that printed a log, None where no line tells it.
+
+    A few hundred kilobytes of its start are enough.
+    """
+    text = log.replace(b"\0", b"").decode("utf-8", "replace")
+    for name in names():
+        if any(re.search(pattern, text) for pattern in load(name).detect.log):
+            return name
+    return None
+
+
+class _Compiled(msgspec.Struct, frozen=True):
+    milestones: tuple[tuple[str, re.Pattern[str], Milestone], ...]
+    signs: tuple[tuple[str, re.Pattern[str], Sign], ...]
+
+
+@lru_cache(maxsize=8)
+def _compiled(milestones: tuple[Milestone, ...], signs: tuple[Sign, ...]) -> _Compiled:
+    return _Compiled(
+        milestones=tuple((needle(m.pattern), re.compile(m.pattern), m) for m in milestones),
+        signs=tuple((needle(s.pattern), re.compile(s.pattern), s) for s in signs),
+    )
+
+
+class _Fold:
+    """The timeline while a batch of lines is taken in: its parts are copied once, when touched."""
+
+    def __init__(self, timeline: Timeline, engine: Engine) -> None:
+        self.old = timeline
+        self.engine = engine
+        self.compiled = _compiled(engine.milestones, engine.signs)
+        self.changed = False
+        self._open(timeline)
+
+    def _open(self, timeline: Timeline) -> None:
+        self.ranks = dict(timeline.ranks)
+        self.bars = dict(timeline.bars)
+        self.signs: dict[str, list[SignSeen]] = {}
+        for seen in timeline.signs:
+            self.signs.setdefault(seen.kind, []).append(seen)
+        self.launch = timeline.launch
+        self.launches = timeline.launches
+        self.first_line = timeline.first_line
+        self.lines = timeline.lines
+        self.last = timeline.last
+        self.first_time_s = timeline.first_time_s
+        self.last_time_s = timeline.last_time_s
+        self.tracing = timeline.tracing
+        self.new_lines: dict[str, int] = {}
+        self.new_last: dict[str, Place] = {}
+
+    def result(self) -> Timeline:
+        if not self.changed:
+            return self.old
+        for rank, last in self.new_last.items():
+            log = self.ranks[rank]
+            self.ranks[rank] = msgspec.structs.replace(
+                log, last=last, lines=log.lines + self.new_lines[rank]
+            )
+        return Timeline(
+            ranks=self.ranks,
+            bars=self.bars,
+            signs=tuple(
+                sorted(itertools.chain(*self.signs.values()), key=lambda seen: seen.number)
+            ),
+            launch=self.launch,
+            launches=self.launches,
+            first_line=self.first_line,
+            lines=self.lines,
+            last=self.last,
+            first_time_s=self.first_time_s,
+            last_time_s=self.last_time_s,
+            tracing=self.tracing,
+        )
+
+    def add(self, line: LogLine) -> None:
+        self.changed = True
+        milestone = None if line.bar else self._milestone(line.text)
+        if milestone and milestone.id == "args":
+            self._begin(line)
+        if line.time_s is not None:
+            self.last_time_s = line.time_s
+            if self.first_time_s is None:
+                self.first_time_s = line.time_s
+        self.lines = max(self.lines, line.number)
+        if line.bar:
+            self._add_bar(line, *line.bar)
+            return
+        place = Place(line.number, line.text[:TEXT_LIMIT], self.last_time_s)
+        self.last = place
+        self._add_line(line.rank, place)
+        if milestone:
+            self._add_milestone(line, place, milestone)
+        if line.time_s is not None:
+            self.tracing = None
+        self._add_sign(line, place)
+
+    def _begin(self, line: LogLine) -> None:
+        """Take the launch's arguments; a new launch where ranks have begun since the last ones.
+
+        An engine that is embedded in a program prints them twice, which is still one launch.
+        """
+        if any(log.milestones for name, log in self.ranks.items() if name):
+            self._open(Timeline(launches=self.launches, first_line=line.number))
+            self.launches += 1
+        self.launches = max(1, self.launches)
+        self.launch = _launch_facts(self.launch, self.engine.detect, line.text)
+
+    def _launch_log(self) -> RankLog:
+        return self.ranks.get("", RankLog())
+
+    def _milestone(self, text: str) -> Milestone | None:
+        for literal, pattern, milestone in self.compiled.milestones:
+            if literal in text and pattern.search(text):
+                return milestone
+        return None
+
+    def _add_line(self, rank: str, place: Place) -> None:
+        if rank not in self.ranks:
+            self.ranks[rank] = RankLog()
+        self.new_last[rank] = place
+        self.new_lines[rank] = self.new_lines.get(rank, 0) + 1
+
+    def _add_milestone(self, line: LogLine, place: Place, milestone: Milestone) -> None:
+        name = "" if milestone.scope == "launch" else line.rank or ONLY_RANK
+        if name != line.rank:
+            self._add_line(name, place)  # the only rank of a launch has no name in its prefix
+        log = self.ranks[name]
+        ready = self._launch_log().phase == "ready"
+        if ready and milestone.id in log.counts:
+            return  # a server that serves repeats some of them for ever
+        counts = log.counts | {milestone.id: log.counts.get(milestone.id, 0) + 1}
+        milestones = log.milestones
+        if milestone.id not in log.counts or (
+            len(milestones) < _MILESTONES_KEPT and milestones[-1].id != milestone.id
+        ):
+            milestones += (
+                Reached(
+                    milestone.id,
+                    milestone.phase,
+                    milestone.phase_after,
+                    place.number,
+                    place.time_s,
+                    of_each_rank=milestone.scope == "rank",
+                ),
+            )
+        phase = milestone.phase_after
+        if not name:  # what holds for all is never taken back
+            phase = max(phase, log.phase, key=PHASES.index)
+        self.ranks[name] = msgspec.structs.replace(
+            log, counts=counts, milestones=milestones, phase=phase
+        )
+        self.launches = max(1, self.launches)  # the arguments are lost where the log's head is
+        if not ready and not self.launch.on_cpu and _found(self.engine.detect.cpu, line.text):
+            self.launch = msgspec.structs.replace(self.launch, on_cpu=True)
+
+    def _add_bar(self, line: LogLine, bar_id: str, done: int, total: int) -> None:
+        old = self.bars.get(bar_id)
+        if old is None or done < old.done or total != old.total:
+            phase = next(bar.phase for bar in self.engine.bars if bar.id == bar_id)
+            self.bars[bar_id] = BarLog(
+                bar_id,
+                phase,
+                done,
+                total,
+                line.number,
+                self.last_time_s,
+                runs=old.runs + 1 if old else 1,
+            )
+        elif done > old.done:
+            self.bars[bar_id] = msgspec.structs.replace(
+                old, done=done, number=line.number, time_s=self.last_time_s
+            )
+
+    def _add_sign(self, line: LogLine, place: Place) -> None:
+        text = line.text
+        if self.tracing is not None and line.time_s is None and _ERROR_LINE.match(text):
+            self._add_exception(self.tracing, text)
+        found = self._sign(text)
+        if found is None:
+            return
+        sign, match = found
+        blamed = match.groupdict().get("blamed") or ""
+        seen = SignSeen(
+            sign.id,
+            sign.kind,
+            line.rank,
+            line.number,
+            place.text,
+            place.time_s,
+            tuple(int(number) for number in re.findall(r"\d+", blamed)),
+        )
+        if sign.kind == "exception":
+            if self.tracing is None or line.time_s is not None:
+                self.tracing = line.rank
+            if "Traceback" not in text:
+                self._add_exception(line.rank, text)
+        kept = self.signs.setdefault(sign.kind, [])
+        newest = kept[SIGNS_KEPT:]
+        kept[SIGNS_KEPT:] = [other for other in newest if other.id != sign.id]
+        kept.append(seen)
+
+    def _sign(self, text: str) -> tuple[Sign, re.Match[str]] | None:
+        for literal, pattern, sign in self.compiled.signs:
+            if literal in text and (match := pattern.search(text)):
+                return sign, match
+        return None
+
+    def _add_exception(self, rank: str, text: str) -> None:
+        log = self.ranks.get(rank, RankLog())
+        self.ranks[rank] = msgspec.structs.replace(log, exception=text[:TEXT_LIMIT])
+
+
+_ERROR_LINE = re.compile(
+    r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|OutOfMemory\w*)(?::|$)"
+)
+
+
+def _launch_facts(launch: Launch, detect: Detect, text: str) -> Launch:
+    """Return the facts of a launch with what one line adds."""
+    sizes = dict(launch.sizes)
+    for name, patterns in detect.sizes.items():
+        for pattern in patterns:
+            if match := re.search(pattern, text):
+                sizes[name] = int(match[1]) if match.re.groups else 1
+                break
+    return Launch(
+        sizes=sizes,
+        on_cpu=_found(detect.cpu, text),
+        version=_first_group(detect.version, text) or launch.version,
+        model=_first_group(detect.model, text) or launch.model,
+    )
+
+
+def _found(patterns: tuple[str, ...], text: str) -> bool:
+    return any(re.search(pattern, text) for pattern in patterns)
+
+
+def _first_group(patterns: tuple[str, ...], text: str) -> str:
+    for pattern in patterns:
+        if match := re.search(pattern, text):
+            return match[1] or ""
+    return ""
