@@ -1,0 +1,152 @@
+"""Looks at a live launch: the collectors, and the observer that asks them.
+
+Each collector's read function runs in a worker process of its own, so that all look at once and
+none can hold up the observer beyond its deadline. The observer only asks and waits.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hangdoctor.collect import gpus, host, processes, procfs, stacks
+from hangdoctor.collect.look import Job, Look
+from hangdoctor.collect.worker import Worker, ask_all
+from hangdoctor.model import Gpus, Host, Missing, Processes, Snapshot, Stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+COLLECTORS: dict[str, Job] = {
+    "processes": Job(
+        read=processes.read,
+        request=Look,
+        reply=Processes | Missing,
+        deadline_s=6.0,
+        fills="processes, and files where they are due",
+    ),
+    "stacks": Job(
+        read=stacks.read,
+        request=Look,
+        reply=Stacks | Missing,
+        deadline_s=2 * stacks.DUMP_DEADLINE_S + 4.0,
+        fills="stacks",
+    ),
+    "gpus": Job(read=gpus.read, request=Look, reply=Gpus | Missing, deadline_s=5.0, fills="gpus"),
+    "host": Job(read=host.read, request=Look, reply=Host | Missing, deadline_s=2.0, fills="host"),
+}
+"""What can be due, beside "files", which is a part of the processes section."""
+
+MOST_ENDED = 200
+"""Ended processes further down the tree that are kept; a compilation leaves thousands behind."""
+
+
+class Observer:
+    """Takes snapshots of a launch; a context manager that ends its workers.
+
+    Args:
+        root_pids: where the tree begins, as `proc` numbers processes.
+        native: native frames are wanted in stacks; it stops the target for a moment.
+        proc: root of the processes' world.
+        adopt: patterns of titles by which an orphan of the launch is known, see `Look.adopt`.
+    """
+
+    def __init__(
+        self,
+        root_pids: Sequence[int],
+        *,
+        native: bool = False,
+        proc: Path = Path("/proc"),
+        adopt: Sequence[str] = (),
+    ) -> None:
+        self._native = native
+        self._proc = str(proc.absolute())
+        self._adopt = tuple(adopt)
+        stats = {pid: procfs.read_stat(self._proc, pid) for pid in root_pids}
+        self._roots = {pid: stat.start_ticks for pid, stat in stats.items() if stat}
+        self._root_pids = tuple(root_pids)
+        self._known: dict[int, int] = {}
+        self._depth = dict.fromkeys(root_pids, 0)
+        self._exit_codes: dict[int, int] = {}
+        self._ended: dict[int, int | None] = {pid: None for pid, stat in stats.items() if not stat}
+        self._workers: dict[str, Worker] = {}
+
+    def __enter__(self) -> Self:
+        """Return the observer; its workers start when they are first asked."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the workers."""
+        self.close()
+
+    def close(self) -> None:
+        """End the workers. The target is left as it is."""
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def take(self, due: frozenset[str], *, at_s: float, wall_s: float) -> Snapshot:
+        """Ask the collectors that are due, all at once, and return what they say.
+
+        Args:
+            due: of "processes", "files", "stacks", "gpus", "host"; "files" brings "processes".
+            at_s: monotonic seconds since the recording began.
+            wall_s: seconds since 1970.
+
+        Returns:
+            A snapshot whose other sections are None.
+        """
+        names = due | {"processes"} if "files" in due else due
+        look = Look(
+            proc=self._proc,
+            roots=self._roots,
+            known=self._known,
+            adopt=self._adopt,
+            files="files" in due,
+            native=self._native,
+        )
+        asked = {name: self._worker(name) for name in COLLECTORS if name in names}
+        answers = ask_all(dict.fromkeys(asked.values(), look))
+        sections: dict[str, Any] = {name: answers[worker][0] for name, worker in asked.items()}
+        if isinstance(found := sections.get("processes"), Processes):
+            self._follow(found)
+            sections["processes"] = msgspec.structs.replace(
+                found, roots=self._root_pids, ended=dict(self._ended)
+            )
+        took_s = {name: round(answers[worker][1], 4) for name, worker in asked.items()}
+        return Snapshot(at_s=at_s, wall_s=wall_s, took_s=took_s, **sections)
+
+    def _worker(self, name: str) -> Worker:
+        worker = self._workers.get(name)
+        if worker is None:
+            worker = self._workers[name] = Worker(name, COLLECTORS[name])
+        return worker
+
+    def _follow(self, found: Processes) -> None:
+        """Remember who is there, and who no longer is."""
+        now = {process.pid: process.start_ticks for process in found.processes}
+        for pid, start in (self._roots | self._known).items():
+            if now.get(pid) != start and pid not in self._ended:
+                code = self._exit_codes.pop(pid, None)
+                self._ended[pid] = None if code is None else os.waitstatus_to_exitcode(code)
+        for process in found.processes:
+            self._depth.setdefault(process.pid, self._depth.get(process.ppid, 0) + 1)
+            if process.state == "Z" and process.exit_code is not None:
+                self._exit_codes[process.pid] = process.exit_code
+            if process.pid in self._ended:  # its number is in use again
+                del self._ended[process.pid]
+        self._known = now
+        deep = [pid for pid in self._ended if self._depth.get(pid, 9) > 2]
+        for pid in deep[:-MOST_ENDED]:
+            del self._ended[pid]

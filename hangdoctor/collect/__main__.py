@@ -1,0 +1,11 @@
+"""The child's side of a worker: `python -m hangdoctor.collect NAME`. Not for people."""
+
+from __future__ import annotations
+
+import sys
+
+from hangdoctor.collect import COLLECTORS, installation
+from hangdoctor.collect.worker import serve
+
+if __name__ == "__main__":
+    serve((COLLECTORS | {"installation": installation.JOB})[sys.argv[1]])

@@ -1,0 +1,46 @@
+"""What the observer asks a collector, and what a collector is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to a collector. The worker keeps no state that matters: all of it is in here.
+
+    Attributes:
+        proc: root of the world's processes, an absolute path.
+        roots: pid to start_ticks of the processes the observation started from.
+        known: the same of all processes of the tree that were seen before.
+        adopt: patterns of titles; an orphan of a root's session and group that has one belongs
+            to the tree.
+        files: look at descriptors too.
+        native: native frames are wanted, at the price of stopping the target for a moment.
+    """
+
+    proc: str = "/proc"
+    roots: dict[int, int] = {}
+    known: dict[int, int] = {}
+    adopt: tuple[str, ...] = ()
+    files: bool = False
+    native: bool = False
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A read function that a worker process runs.
+
+    Attributes:
+        read: takes the request, gives the reply.
+        request, reply: their types, as msgspec decodes them.
+        deadline_s: past it the worker is killed; the reply is Missing.
+        fills: what of a snapshot it fills, for people.
+    """
+
+    read: Callable[[Any], Any]
+    request: Any
+    reply: Any
+    deadline_s: float
+    fills: str

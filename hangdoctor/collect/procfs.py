@@ -1,0 +1,226 @@
+"""Reads and parses /proc: each file has a parser that takes bytes, and the root is an argument.
+
+Nothing here takes the target's memory map lock except `read_title`, see there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from hangdoctor.model import Io
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+"""Unit of the times in stat; 100 on every Linux that is in use."""
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+TITLE_LIMIT = 8192
+"""Longer command lines (a linker's) are cut; a launcher's options must fit."""
+
+_BLOCK = 1 << 16
+_STATUS_LINE = re.compile(rb"^(\w+):\s*(.*)$", re.MULTILINE)
+
+
+class Stat(NamedTuple):
+    """The fields of /proc/PID/stat that are used, see proc_pid_stat(5).
+
+    Attributes:
+        cpu_s: fields 14 and 15, user and system time.
+        children_cpu_s: fields 16 and 17, of the children it has waited for.
+        start_ticks: field 22, since boot.
+        rss_pages: field 24.
+        exit_code: field 52, as wait() encodes it; 0 where the kernel hides it.
+    """
+
+    pid: int
+    comm: str
+    state: str
+    ppid: int
+    group: int
+    session: int
+    cpu_s: float
+    children_cpu_s: float
+    start_ticks: int
+    rss_pages: int
+    exit_code: int
+
+
+def parse_stat(raw: bytes) -> Stat:
+    r"""Parse a line of /proc/PID/stat or /proc/TID/stat.
+
+    The name may hold spaces and parentheses: it ends at the last one.
+
+    >>> stat = parse_stat(
+    ...     b"4748 (a) b (c) D 4511 4511 4490 0 -1 4194304 8 0 0 0 250 50 100 0 20 0 1 0 94612"
+    ...     b" 8765440 1106 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0"
+    ...     b" 0 0 9\n"
+    ... )
+    >>> stat.comm, stat.state, stat.ppid, stat.cpu_s, stat.start_ticks, stat.exit_code
+    ('a) b (c', 'D', 4511, 3.0, 94612, 9)
+    """
+    left, right = raw.index(b"("), raw.rindex(b")")
+    field = raw[right + 2 :].split()
+    return Stat(
+        pid=int(raw[:left]),
+        comm=raw[left + 1 : right].decode(errors="replace"),
+        state=field[0].decode(),
+        ppid=int(field[1]),
+        group=int(field[2]),
+        session=int(field[3]),
+        cpu_s=(int(field[11]) + int(field[12])) / TICKS_PER_S,
+        children_cpu_s=(int(field[13]) + int(field[14])) / TICKS_PER_S,
+        start_ticks=int(field[19]),
+        rss_pages=int(field[21]),
+        exit_code=int(field[49]) if len(field) > 49 else 0,
+    )
+
+
+def parse_status(raw: bytes) -> dict[str, str]:
+    r"""Parse /proc/PID/status into its fields.
+
+    >>> parse_status(b"Name:\tpt_main_thread\nTracerPid:\t0\nVmRSS:\t    1508 kB\nNSpid:\t71\t3\n")
+    {'Name': 'pt_main_thread', 'TracerPid': '0', 'VmRSS': '1508 kB', 'NSpid': '71\t3'}
+    """
+    return {
+        name.decode(): value.decode(errors="replace") for name, value in _STATUS_LINE.findall(raw)
+    }
+
+
+def parse_io(raw: bytes) -> Io:
+    r"""Parse /proc/PID/io.
+
+    >>> parse_io(
+    ...     b"rchar: 16294\nwchar: 8\nsyscr: 52\nsyscw: 1\nread_bytes: 4096\nwrite_bytes: 0\n"
+    ...     b"cancelled_write_bytes: 0\n"
+    ... )
+    Io(rchar=16294, wchar=8, syscr=52, syscw=1, read_bytes=4096, write_bytes=0)
+    """
+    values = dict(line.split(b": ") for line in raw.splitlines())
+    return Io(
+        rchar=int(values[b"rchar"]),
+        wchar=int(values[b"wchar"]),
+        syscr=int(values[b"syscr"]),
+        syscw=int(values[b"syscw"]),
+        read_bytes=int(values[b"read_bytes"]),
+        write_bytes=int(values[b"write_bytes"]),
+    )
+
+
+def parse_title(raw: bytes) -> str:
+    r"""Parse /proc/PID/cmdline; setproctitle leaves it padded with blanks or zero bytes.
+
+    >>> parse_title(b"python\0-m\0sglang.launch_server\0--tp\0002\0")
+    'python -m sglang.launch_server --tp 2'
+    >>> parse_title(b"sglang::scheduler_TP0\0\0\0\0")
+    'sglang::scheduler_TP0'
+    """
+    return raw[:TITLE_LIMIT].rstrip(b"\0 ").replace(b"\0", b" ").decode(errors="replace")
+
+
+def parse_kib(value: str | None) -> int | None:
+    """Return the bytes of a "1508 kB" of /proc/PID/status or /proc/meminfo.
+
+    >>> parse_kib("1508 kB")
+    1544192
+    """
+    return int(value.split()[0]) * 1024 if value else None
+
+
+def read(path: str) -> bytes:
+    """Read a whole file with as few system calls as can be.
+
+    Raises:
+        OSError: ENOENT or ESRCH where the process has ended, EACCES or EPERM where refused.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(fd, _BLOCK)
+        if len(data) < 4096:  # files of /proc give at most one page a read, so that was all
+            return data
+        blocks = [data]
+        while block := os.read(fd, _BLOCK):
+            blocks.append(block)
+        return b"".join(blocks)
+    finally:
+        os.close(fd)
+
+
+def read_stat(proc: str, pid: int) -> Stat | None:
+    """Read /proc/PID/stat; None where there is no such process."""
+    try:
+        return parse_stat(read(f"{proc}/{pid}/stat"))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def read_title(proc: str, pid: int) -> str:
+    """Read the command line as it stands now.
+
+    It takes the target's memory map lock: with a target that hangs while it holds the lock (a
+    stalled mmap, a page fault on dead storage) this may not come back before that ends.
+
+    Raises:
+        OSError: as `read`.
+    """
+    return parse_title(read(f"{proc}/{pid}/cmdline"))
+
+
+def scan(proc: str) -> dict[int, Stat]:
+    """Read the stat of every process there is, by pid."""
+    found = {}
+    for pid in _pids(proc):
+        stat = read_stat(proc, pid)
+        if stat and stat.state != "X":
+            found[pid] = stat
+    return found
+
+
+def age_s(start_ticks: int) -> float:
+    """Return the seconds since a process started.
+
+    The kernel counts its start in CLOCK_BOOTTIME; /proc/uptime may be a container's own.
+    """
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS_PER_S)
+
+
+def children(stats: dict[int, Stat]) -> dict[int, list[int]]:
+    """Return the children of each process, the oldest first."""
+    found: dict[int, list[int]] = {}
+    for stat in sorted(stats.values(), key=lambda stat: (stat.start_ticks, stat.pid)):
+        found.setdefault(stat.ppid, []).append(stat.pid)
+    return found
+
+
+def descendants(
+    stats: dict[int, Stat], roots: list[int], without: frozenset[int] = frozenset()
+) -> list[int]:
+    """Return the roots and everything below them, level by level, not going through `without`."""
+    below = children(stats)
+    order, seen = list(roots), {*roots, *without}
+    for pid in order:
+        new = [child for child in below.get(pid, ()) if child not in seen]
+        order += new
+        seen.update(new)
+    return order
+
+
+def own_pids(proc: str, stats: dict[int, Stat]) -> frozenset[int]:
+    """Return the observer as this /proc numbers it: ourselves, and our parent where we work for it.
+
+    Read from /proc/self, since the numbers of another PID namespace's /proc are not ours.
+    """
+    try:
+        own = int(os.readlink(f"{proc}/self"))
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset({own, stats[own].ppid} if own in stats else {own})
+
+
+def _pids(proc: str) -> Iterator[int]:
+    return (int(name) for name in os.listdir(proc) if name.isdecimal())
