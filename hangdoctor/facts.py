@@ -1,0 +1,702 @@
+"""From snapshots and a log to facts: the only place that compares snapshots or ranks.
+
+A fold: `facts = step(facts, snapshot, log)`, and `derive` is its reduction over a recording. It
+reads no clock; "now" is the time of the last snapshot. `None` means not known.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hangdoctor import gpus as gpu_readings
+from hangdoctor import tracks
+from hangdoctor.engines import (
+    PHASES,
+    Engine,
+    Phase,
+    Role,
+    Wait,
+    load,
+    matches_any,
+    rank_name,
+    role_of,
+)
+from hangdoctor.frames import call_path, first_place, place
+from hangdoctor.gpus import Card
+from hangdoctor.launches import Sizes, expected_count, rank_order, sizes_of
+from hangdoctor.logs.parse import LogLine, ParserState, finish, parse
+from hangdoctor.logs.timeline import Timeline, advance, expected_ranks, phase_of
+from hangdoctor.model import (
+    Frame,
+    Gpus,
+    Header,
+    Host,
+    LogPosition,
+    Missing,
+    Process,
+    Processes,
+    Snapshot,
+    Stacks,
+    Struct,
+)
+from hangdoctor.tracks import Track
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hangdoctor.recording import Recording
+
+MOVING_S = 5.0
+"""A rank that moved within the last so many seconds is moving."""
+WORK_PCT = 5.0
+"""Descendants with this much of a core between them are at work."""
+TEMPLATES_REMEMBERED = 4096
+
+
+class RankFacts(Struct, frozen=True):
+    """One rank as it stands now.
+
+    Attributes:
+        name: as the log names it, "TP0".
+        pid: None for a rank that is only known from the log or from the size of the launch.
+        present: its process is there; False if it ended or never came, None if not known.
+        state: of its main thread, as the kernel says.
+        phase: whose code it runs; None if neither stack nor log tells.
+        phase_since_s: time at which it was first seen in that phase.
+        wait: what its stack waits in; None if in nothing known, or no stack.
+        stack: Python frames of its main thread, innermost first; None where never seen.
+        place: the innermost frame, for people; "" without a stack.
+        operation: names of the functions from the wait's frame outwards: equal for two ranks that
+            wait in the same operation.
+        moving: it moved in the last seconds; None if nothing could show it.
+        still_s: how long it was seen not to move; None if it is moving or was not watched.
+        moved_by: what moved last.
+        cpu_pct: of one core.
+        cards: indices of its GPUs; empty where not known.
+        reading: what its GPUs do.
+        log_phase: the phase by the log alone.
+        phase_sure: the phase is told by the log or by a frame that belongs to it alone.
+        blocked: its main thread sleeps and uses next to no CPU; None where not known.
+        settled_s: how long its stack has shown nothing new, over at least two dumps; else None.
+        held_s: how long every dump has shown it in the same wait; None where it is in none.
+        not_idle_s: how long no dump has shown it waiting for requests; None if none ever did.
+        stack_age_s: how old its last dump is, None where none was made; stack_missing: why the
+            one after that failed.
+        runaway_s: how long it has made tiny writes at a rate that nothing explains; else None.
+        compiling: its stack goes through a kernel compiler or tuner.
+        on_storage: the kernel function, where a thread of it waits for a file system; else "".
+        kernel: what the kernel says its main thread waits in, "0" or "" where nothing.
+    """
+
+    name: str
+    pid: int | None = None
+    present: bool | None = None
+    state: str | None = None
+    phase: Phase | None = None
+    phase_since_s: float = 0.0
+    wait: Wait | None = None
+    stack: tuple[Frame, ...] | None = None
+    place: str = ""
+    operation: tuple[str, ...] = ()
+    moving: bool | None = None
+    still_s: float | None = None
+    moved_by: str = ""
+    cpu_pct: float | None = None
+    cards: tuple[int, ...] = ()
+    reading: gpu_readings.Reading | None = None
+    log_phase: Phase | None = None
+    phase_sure: bool = False
+    blocked: bool | None = None
+    settled_s: float | None = None
+    held_s: float | None = None
+    not_idle_s: float | None = None
+    stack_age_s: float | None = None
+    stack_missing: Missing | None = None
+    runaway_s: float | None = None
+    compiling: bool = False
+    on_storage: str = ""
+    kernel: str = ""
+
+
+class Facts(Struct, frozen=True):
+    """All that is known after the last snapshot.
+
+    Attributes:
+        header, engine: of the recording; the engine's name.
+        at_s: time of the last snapshot; first_at_s: of the first. None before any.
+        timeline: the log, folded; parser: where its reader stands.
+        templates: words of lines that were there before; news: ranks of which the log said
+            something new since the last snapshot, with the time stamp of that line.
+        sections: by section name, Missing if the last look failed and None if it succeeded;
+            a section that was never looked at is absent.
+        tracks: all processes that were seen, by pid.
+        cards: GPUs by index.
+        host: first and last view of the machine.
+        log_moved_at_s: when the log last said something new.
+        rank_log_at_s: the same by rank.
+        log_silent_s: time since the log was written at all, whatever it said.
+        older_log: what the log held when we came was another launch's.
+        ranks: one a rank, in the order of their names.
+        sizes: numbers of ranks, as command line and log tell them.
+        expected: names of the ranks that this machine should have; empty where not known.
+        expected_count: how many that are, known also where their names are not.
+        cpu_launch: the launch uses no GPU; None where not known.
+    """
+
+    header: Header
+    engine: str
+    at_s: float | None = None
+    first_at_s: float | None = None
+    timeline: Timeline = Timeline()
+    parser: ParserState = ParserState()
+    templates: frozenset[int] = frozenset()
+    news: dict[str, float | None] = {}
+    sections: dict[str, Missing | None] = {}
+    tracks: dict[int, Track] = {}
+    cards: dict[int, Card] = {}
+    host_first: Host | None = None
+    host: Host | None = None
+    log_moved_at_s: float | None = None
+    rank_log_at_s: dict[str, float] = {}
+    log_silent_s: float | None = None
+    older_log: bool = False
+    ranks: tuple[RankFacts, ...] = ()
+    sizes: Sizes = {}
+    expected: tuple[str, ...] = ()
+    expected_count: int | None = None
+    cpu_launch: bool | None = None
+
+    @property
+    def watched_s(self) -> float:
+        """Seconds from the first snapshot to the last."""
+        return (self.at_s or 0.0) - (self.first_at_s or 0.0)
+
+    @property
+    def launcher(self) -> Track | None:
+        """The process that launched the ranks: of several, such as a shell's, the innermost."""
+        launchers = [track for track in self.tracks.values() if track.role == "launcher"]
+        parents = {track.process.ppid for track in self.tracks.values() if track.rank}
+        nearest = [track for track in launchers if track.process.pid in parents]
+        return next(iter(nearest or launchers[-1:]), None)
+
+    @property
+    def launch_log_phase(self) -> Phase | None:
+        """The phase that the log's lines for the whole launch tell."""
+        launch = self.timeline.ranks.get("")
+        said = launch.phase if launch and launch.milestones else None
+        return max(said, self.bar_phase, key=phase_index)
+
+    @property
+    def bar_phase(self) -> Phase | None:
+        """The furthest phase that has shown a progress bar; no rank is behind of it.
+
+        Only the first rank has bars. That it loads or captures proves that all have come so far:
+        the set-up of the groups, and the barrier after the load, end for all ranks together. Not
+        for those of another replica.
+        """
+        if self.sizes.get("dp", 1) > 1 and not self.sizes.get("dp_attention"):
+            return None
+        phases = [bar.phase for bar in self.timeline.bars.values()]
+        return max(phases, key=phase_index, default=None)
+
+    @property
+    def log_is_whole(self) -> bool:
+        """Whether the log was read from the launch's start: then an absent line proves something.
+
+        A file can have lost its head before we came: the line with the arguments shows that it has
+        not.
+        """
+        launch = self.timeline.ranks.get("")
+        from_start = self.header.log is None or self.header.log.from_start
+        return from_start and launch is not None and "args" in launch.counts
+
+    @property
+    def lacks_log(self) -> bool:
+        """Whether nothing of this launch's own log was seen, though there is a log."""
+        return self.older_log and not self.timeline.lines
+
+    def track(self, rank: RankFacts) -> Track | None:
+        """Return the track of a rank's process."""
+        return self.tracks.get(rank.pid) if rank.pid is not None else None
+
+    def rank(self, name: str) -> RankFacts | None:
+        """Return a rank by name."""
+        return next((rank for rank in self.ranks if rank.name == name), None)
+
+
+def begin(header: Header, engine: Engine) -> Facts:
+    """Return the facts before anything was seen."""
+    return Facts(header=header, engine=engine.name)
+
+
+def derive(recording: Recording, engine: Engine) -> Facts:
+    """Fold a whole recording."""
+    facts = begin(recording.header, engine)
+    for snapshot, blocks in recording.steps():
+        facts = step(facts, snapshot, blocks, engine)
+    return facts
+
+
+def step(facts: Facts, snapshot: Snapshot | None, blocks: Iterable[bytes], engine: Engine) -> Facts:
+    """Take in a snapshot and the log's bytes up to it; None stands for a log without snapshots."""
+    facts = hear(facts, blocks, engine)
+    if snapshot is None:
+        facts = _finish_log(facts, engine)
+    else:
+        facts = _date_news(facts, snapshot)
+        facts = msgspec.structs.replace(
+            facts,
+            at_s=snapshot.at_s,
+            first_at_s=snapshot.at_s if facts.first_at_s is None else facts.first_at_s,
+            sections=facts.sections | _sections(snapshot),
+        )
+        first = facts.at_s == facts.first_at_s
+        facts = _see_processes(facts, snapshot, engine)
+        if first and _log_is_older(facts):
+            facts = msgspec.structs.replace(
+                facts, timeline=Timeline(), rank_log_at_s={}, log_moved_at_s=None, older_log=True
+            )
+        facts = _see_stacks(facts, snapshot, engine)
+        facts = _see_gpus(facts, snapshot)
+        if isinstance(snapshot.host, Host):
+            facts = msgspec.structs.replace(
+                facts, host=snapshot.host, host_first=facts.host_first or snapshot.host
+            )
+    return _conclude(facts, engine)
+
+
+def next_looks(facts: Facts) -> dict[str, float]:
+    """Say how often each collector should look now, in seconds between two looks.
+
+    Stacks come at once when something looks stuck: a quarter of the stillness that is suspicious.
+    """
+    stall_after_s = facts.header.stall_after_s
+    still = launch_still_s(facts)
+    stuck = still is not None and still >= stall_after_s / 4
+    stacks_s = min(10.0, max(1.0, stall_after_s / (4 if stuck else 2)))
+    return {"processes": 1.0, "gpus": 1.0, "files": 5.0, "stacks": stacks_s, "host": 10.0}
+
+
+def launch_still_s(facts: Facts) -> float | None:
+    """Return how long nothing of the launch was seen to move; None before two looks."""
+    if facts.at_s is None or facts.first_at_s is None:
+        return None
+    latest = facts.first_at_s
+    if facts.log_moved_at_s is not None:
+        latest = max(latest, facts.log_moved_at_s)
+    for track in _movers(facts):
+        if track.moved_at_s is not None:
+            latest = max(latest, track.moved_at_s)
+    return facts.at_s - latest
+
+
+def log_still_s(facts: Facts) -> float | None:
+    """Return how long the log has said nothing new, by its own time stamps where it is older."""
+    if facts.at_s is None or facts.log_moved_at_s is None:
+        return None
+    return facts.at_s - facts.log_moved_at_s
+
+
+def phase_index(phase: Phase | None) -> int:
+    """Return the place of a phase in the usual order; -1 for none."""
+    return PHASES.index(phase) if phase else -1
+
+
+def _movers(facts: Facts) -> list[Track]:
+    """Return the processes whose progress is the launch's.
+
+    The ranks; and until the server runs also what is there besides them, since before that the
+    launcher imports and spawns. Later it serves requests, which is no progress.
+    """
+    before_server = phase_index(facts.launch_log_phase) < phase_index("warmup")
+    return [
+        track
+        for track in facts.tracks.values()
+        if track.owner is None and (track.rank or before_server)
+    ]
+
+
+def _sections(snapshot: Snapshot) -> dict[str, Missing | None]:
+    found: dict[str, Missing | None] = {}
+    for name in ("processes", "stacks", "gpus", "host", "log"):
+        section = getattr(snapshot, name)
+        if section is not None:
+            found[name] = section if isinstance(section, Missing) else None
+    return found
+
+
+def hear(facts: Facts, blocks: Iterable[bytes], engine: Engine) -> Facts:
+    """Take in bytes of the log alone; the next `step` dates what they say.
+
+    For a log that was there before the first snapshot and may be long: it is read in blocks.
+    """
+    for block in blocks:
+        lines, parser = parse(facts.parser, block, engine)
+        facts = _take_lines(msgspec.structs.replace(facts, parser=parser), lines, engine)
+    return facts
+
+
+def _take_lines(facts: Facts, lines: Sequence[LogLine], engine: Engine) -> Facts:
+    """Take in lines, and note per rank the time stamp of the last that says something new.
+
+    New is a line whose words were not there before, whatever its numbers and ids; a milestone,
+    also when it comes again for a second model; and a bar that advances. Where another launch
+    begins in the same file, all is new again.
+    """
+    before, timeline = facts.timeline, advance(facts.timeline, lines, engine)
+    templates, news = facts.templates, dict(facts.news)
+    if timeline.launches != before.launches:
+        before, templates, news = Timeline(), frozenset(), {}
+        lines = [line for line in lines if line.number >= timeline.first_line]
+        facts = msgspec.structs.replace(facts, rank_log_at_s={}, log_moved_at_s=None)
+    fresh: set[int] = set()
+    for line in lines:
+        words = _words(line)
+        if line.bar is None and words not in templates and words not in fresh:
+            fresh.add(words)
+            news[line.rank] = line.time_s if line.time_s is not None else news.get(line.rank)
+    for name, log in timeline.ranks.items():
+        if log.counts != (before.ranks[name].counts if name in before.ranks else {}):
+            news[name] = log.last.time_s if log.last else news.get(name)
+    for bar_id, bar in timeline.bars.items():
+        old = before.bars.get(bar_id)
+        if old is None or (bar.runs, bar.done) != (old.runs, old.done):
+            news[""] = bar.time_s
+    if len(templates) > TEMPLATES_REMEMBERED:
+        templates = frozenset()  # start over: an old line counts as new once more
+    return msgspec.structs.replace(facts, timeline=timeline, templates=templates | fresh, news=news)
+
+
+def _words(line: LogLine) -> int:
+    """Return what is equal for two lines of the same words, whatever their numbers and ids."""
+    text = _NUMBERS.sub("", f"{line.rank} {line.text[:200]}")
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
+
+
+_NUMBERS = re.compile(r"\b[0-9a-fA-F]{8,}\b|[0-9.]+")
+
+
+def _date_news(facts: Facts, snapshot: Snapshot) -> Facts:
+    """Say when the log's news were new: now, or before we came."""
+    changes: dict[str, object] = {"news": {}}
+    silent_s = None
+    if isinstance(snapshot.log, LogPosition):
+        silent_s = snapshot.log.silent_s
+        changes |= {"log_silent_s": silent_s}
+    heard: dict[str, float] = {}
+    piped = facts.header.log is not None and facts.header.log.origin == "-"
+    for rank, stamp in facts.news.items():
+        if facts.at_s is None and piped:
+            continue  # lines that a pipe had for us: nobody knows how old they are
+        age_s = 0.0
+        if facts.at_s is None:
+            # Lines that were there before we came are as old as the file's time stamp, and their
+            # own stamps against the newest of the file, say.
+            age_s = silent_s or 0.0
+            if stamp is not None and facts.timeline.last_time_s is not None:
+                age_s += max(0.0, facts.timeline.last_time_s - stamp)
+        heard[rank] = snapshot.at_s - age_s
+    if heard:
+        changes["log_moved_at_s"] = max(*heard.values(), facts.log_moved_at_s or -1e12)
+        changes["rank_log_at_s"] = facts.rank_log_at_s | heard
+    return msgspec.structs.replace(facts, **changes)
+
+
+def _log_is_older(facts: Facts) -> bool:
+    """Tell whether the log was last written before the launch began: it is another launch's.
+
+    A log that is opened to append holds the last start until the new one says its first word.
+    """
+    ages = [
+        track.process.age_s
+        for track in facts.tracks.values()
+        if track.role == "launcher" and track.process.age_s is not None
+    ]
+    return bool(ages) and facts.log_silent_s is not None and facts.log_silent_s > max(ages) + 1
+
+
+def _finish_log(facts: Facts, engine: Engine) -> Facts:
+    """Take in the unterminated last line of a log that will not grow."""
+    return _take_lines(facts, finish(facts.parser, engine), engine)
+
+
+def _see_processes(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
+    section = snapshot.processes
+    if not isinstance(section, Processes):
+        return facts
+    at_s = snapshot.at_s
+    known = dict(facts.tracks)
+    present = {process.pid for process in section.processes}
+    for process in section.processes:
+        before = known.get(process.pid)
+        if before is not None and before.process.start_ticks != process.start_ticks:
+            before = None  # the pid was given to another process
+        known[process.pid] = tracks.see_process(before, process, at_s)
+    for pid, track in known.items():
+        if pid not in present and track.present:
+            known[pid] = msgspec.structs.replace(track, present=False)
+        if pid in section.ended:
+            known[pid] = msgspec.structs.replace(
+                known[pid], present=False, exit_status=section.ended[pid]
+            )
+    for pid in section.roots:
+        if pid in section.ended and pid not in known:  # it ended before the first look
+            unseen = Process(pid=pid, ppid=0, start_ticks=0, title="", comm="", state="", cpu_s=0.0)
+            known[pid] = msgspec.structs.replace(
+                tracks.see_process(None, unseen, at_s),
+                present=False,
+                exit_status=section.ended[pid],
+            )
+    # Compilers come and go by the thousand; what they used is in their parents' counters.
+    known = {
+        pid: track
+        for pid, track in known.items()
+        if track.present or track.role or pid in section.roots
+    }
+    known = _name_processes(known, section.roots, engine)
+    workers: dict[int, list[Track]] = {}
+    for track in known.values():
+        if track.owner is not None and track.present:
+            workers.setdefault(track.owner, []).append(track)
+    for pid, helpers in workers.items():
+        known[pid] = _credit_descendants(known[pid], helpers, at_s)
+    return msgspec.structs.replace(facts, tracks=known)
+
+
+def _name_processes(
+    known: dict[int, Track], roots: Sequence[int], engine: Engine
+) -> dict[int, Track]:
+    """Give every process its role, and to those without one the process that they work for."""
+    named: dict[int, Track] = {}
+    for pid, track in known.items():
+        role = _role(engine.name, track.process.title)
+        name = role.id if role and not role.helper else None
+        # A role once seen stays: at its end a process loses its title before it goes.
+        named[pid] = msgspec.structs.replace(
+            track,
+            role=name or track.role,
+            rank=(rank_name(role, track.process.title) if role else None) or track.rank,
+            owner=None,
+        )
+    roles = {track.role for track in named.values()}
+    for pid in roots:
+        if pid in named and not named[pid].role:  # a wrapper where there is a launcher below it
+            role_id = "wrapper" if "launcher" in roles else "launcher"
+            named[pid] = msgspec.structs.replace(named[pid], role=role_id)
+    for pid, track in named.items():
+        parents = _parents(track, named)
+        if track.rank and any(named[parent].rank == track.rank for parent in parents):
+            # A child of a rank bears the rank's title until it runs a program of its own.
+            track = msgspec.structs.replace(track, role="", rank=None)  # noqa: PLW2901
+        owner = next((parent for parent in parents if named[parent].role), None)
+        named[pid] = track if track.role else msgspec.structs.replace(track, owner=owner)
+    return named
+
+
+@lru_cache(maxsize=4096)
+def _role(engine_name: str, title: str) -> Role | None:
+    """Return the role by a title; titles stay, and there are many processes."""
+    return role_of(load(engine_name), title)
+
+
+def _parents(track: Track, known: dict[int, Track]) -> list[int]:
+    """Return the pids of a process's ancestors that are known, its parent first."""
+    found: list[int] = []
+    parent = track.process.ppid
+    while parent in known and parent not in found and parent != track.process.pid:
+        found.append(parent)
+        parent = known[parent].process.ppid
+    return found
+
+
+def _credit_descendants(owner: Track, workers: Sequence[Track], at_s: float) -> Track:
+    """Let the work of compilers and other descendants count as the owner's progress."""
+    total_pct = sum(track.cpu_pct or 0 for track in workers)
+    if total_pct < WORK_PCT:
+        return owner
+    busiest = max(workers, key=lambda track: track.cpu_pct or 0)
+    return tracks.moved(owner, at_s, f"{busiest.process.comm} works ({total_pct:.0f} % CPU)")
+
+
+def _see_stacks(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
+    if not isinstance(snapshot.stacks, Stacks):
+        return facts
+    known = dict(facts.tracks)
+    for pid, stacks in snapshot.stacks.by_pid.items():
+        if pid in known:
+            known[pid] = tracks.see_stacks(known[pid], stacks, snapshot.at_s, engine.waits)
+    return msgspec.structs.replace(facts, tracks=known)
+
+
+def _see_gpus(facts: Facts, snapshot: Snapshot) -> Facts:
+    if not isinstance(snapshot.gpus, Gpus):
+        return facts
+    at_s = snapshot.at_s
+    cards = {
+        index: gpu_readings.see_card(facts.cards.get(index), gpu, at_s)
+        for index, gpu in snapshot.gpus.cards.items()
+    }
+    known = dict(facts.tracks)
+    mapped: set[int] = set()
+    families = {pid: _family(known, pid) for pid, track in known.items() if track.rank}
+    for pids in families.values():
+        mapped.update(gpu_readings.cards_of(cards, pids))
+    for pid, pids in families.items():
+        track = known[pid]
+        # A rank whose card NVML does not tell, as in a PID namespace of its own, may be behind any
+        # card that is nobody's.
+        own = gpu_readings.cards_of(cards, pids) or tuple(set(cards) - mapped)
+        for index in own:
+            if cards[index].memory_grew_at_s == at_s:
+                known[pid] = tracks.moved(track, at_s, f"memory of GPU {index} grows")
+            elif cards[index].reading == "computing":
+                known[pid] = tracks.moved(track, at_s, f"GPU {index} computes")
+    return msgspec.structs.replace(facts, cards=cards, tracks=known)
+
+
+def _family(known: dict[int, Track], pid: int) -> frozenset[int]:
+    """Return the pids under which the driver may know a rank: its own, its inner, its children."""
+    own = known[pid].process
+    family = {pid, own.inner_pid or pid}
+    family |= {child for child, track in known.items() if track.owner == pid}
+    return frozenset(family)
+
+
+def _conclude(facts: Facts, engine: Engine) -> Facts:
+    """Compute what follows from everything together: sizes, and the view of each rank."""
+    launcher = facts.launcher
+    command = launcher.process.title if launcher else " ".join(facts.header.command)
+    sizes = sizes_of(engine, command, facts.timeline)
+    cpu = (
+        facts.cpu_launch or facts.timeline.launch.on_cpu or matches_any(engine.detect.cpu, command)
+    )
+    # Of two processes of one name the one that is there counts, and of these the older.
+    ranked = [track for track in facts.tracks.values() if track.rank]
+    ranked.sort(key=lambda track: (track.present, -track.process.start_ticks))
+    by_name = {track.rank: track for track in ranked if track.rank}
+    names = set(by_name) | {name for name in facts.timeline.ranks if name}
+    launch = msgspec.structs.replace(facts.timeline.launch, sizes=dict(sizes))
+    expected = expected_ranks(msgspec.structs.replace(facts.timeline, launch=launch))
+    if not names <= set(expected):
+        expected = ()  # named by another scheme than the one we know
+    before = {rank.name: rank for rank in facts.ranks}
+    ranks = tuple(
+        _rank_view(name, by_name.get(name), before.get(name), facts, engine)
+        for name in sorted(names | set(expected), key=rank_order)
+    )
+    return msgspec.structs.replace(
+        facts,
+        sizes=sizes,
+        expected=expected,
+        expected_count=expected_count(sizes),
+        cpu_launch=cpu or None,
+        ranks=ranks,
+    )
+
+
+def _rank_view(
+    name: str, track: Track | None, before: RankFacts | None, facts: Facts, engine: Engine
+) -> RankFacts:
+    at_s = facts.at_s or 0.0
+    dumped_s = track.stack_at_s if track and track.stack_at_s is not None else at_s
+    log_phase = _log_phase(name, facts)
+    if track is None:
+        watched = facts.sections.get("processes", ...) is None
+        return RankFacts(
+            name=name,
+            present=False if watched else None,
+            phase=log_phase,
+            log_phase=log_phase,
+            phase_sure=log_phase is not None,
+        )
+    phase, phase_sure = _phase(track, log_phase, facts.rank_log_at_s.get(name), engine)
+    wait = None
+    operation: tuple[str, ...] = ()
+    if track.wait and track.stack:
+        wait = next(wait for wait in engine.waits if wait.id == track.wait[0])
+        operation = call_path(track.stack[track.wait[1] :])
+    moved_at_s = max(
+        track.moved_at_s if track.moved_at_s is not None else -1e12,
+        facts.rank_log_at_s.get(name, -1e12),
+    )
+    recently = at_s - moved_at_s <= MOVING_S
+    watched_s = at_s - track.first_at_s
+    moving = recently if watched_s >= MOVING_S or (recently and watched_s >= 1) else None
+    still_s = at_s - max(track.first_at_s, moved_at_s) if moving is False else None
+    cards = gpu_readings.cards_of(facts.cards, _family(facts.tracks, track.process.pid))
+    since_s = before.phase_since_s if before and before.phase == phase else at_s
+    return RankFacts(
+        name=name,
+        pid=track.process.pid,
+        present=track.present and track.process.state not in "ZX",
+        state=track.process.state,
+        phase=phase,
+        phase_since_s=since_s,
+        wait=wait,
+        stack=track.stack,
+        place=place(track.stack[0]) if track.stack else "",
+        operation=operation,
+        moving=moving,
+        still_s=still_s,
+        moved_by=track.moved_by,
+        cpu_pct=track.cpu_pct,
+        cards=cards,
+        reading=facts.cards[cards[0]].reading if cards else None,
+        log_phase=log_phase,
+        phase_sure=phase_sure,
+        blocked=track.blocked if track.cpu_pct is not None else None,
+        settled_s=dumped_s - track.settled_at_s
+        if track.settled_at_s is not None and track.settled_dumps > 1
+        else None,
+        held_s=dumped_s - track.held_since_s if track.held_since_s is not None else None,
+        not_idle_s=dumped_s - track.idle_at_s if track.idle_at_s is not None else None,
+        stack_age_s=at_s - dumped_s if track.stack_at_s is not None else None,
+        stack_missing=track.stack_missing,
+        runaway_s=at_s - track.runaway_since_s if track.runaway_since_s is not None else None,
+        compiling=any(
+            part in f"/{frame.path}" for frame in track.stack or () for part in engine.compile_paths
+        ),
+        on_storage=tracks.on_storage(track.process),
+        kernel=(track.process.threads[0].wchan or "") if track.process.threads else "",
+    )
+
+
+def _log_phase(name: str, facts: Facts) -> Phase | None:
+    """Return how far a rank is by the log: its own lines, or the launch's that speak for all."""
+    logs = facts.timeline.ranks
+    said = any(logs[key].milestones for key in (name, "") if key in logs)
+    if not said and not facts.log_is_whole:
+        return facts.bar_phase  # nothing was said, or we did not hear it
+    return max(phase_of(facts.timeline, name), facts.bar_phase, key=phase_index)
+
+
+def _phase(
+    track: Track, log_phase: Phase | None, log_at_s: float | None, engine: Engine
+) -> tuple[Phase | None, bool]:
+    """Return the phase whose code a rank runs, and whether that is sure.
+
+    The stack is the newer witness, unless the log spoke after the dump. Frames that only say "at
+    least this far" leave it to the log which of the later phases it is.
+    """
+    if track.stack is None:
+        return log_phase or ("start" if track.role == "spawn_main" else None), log_phase is not None
+    best: tuple[int, Phase] | None = None
+    for table in engine.phases:
+        index = first_place(track.stack, table.frames)
+        if index is not None and (best is None or index < best[0]):
+            best = index, table.id
+    log_is_newer = log_at_s is not None and log_at_s > (track.stack_at_s or 0.0)
+    if best and not (log_is_newer and phase_index(log_phase) > phase_index(best[1])):
+        return best[1], True
+    weak = [
+        table.id
+        for table in engine.phases
+        if first_place(track.stack, table.weak_frames) is not None
+    ]
+    phases: list[Phase] = [*weak, *([log_phase] if log_phase else []), *([best[1]] if best else [])]
+    return max(phases, key=phase_index, default=None), log_phase is not None

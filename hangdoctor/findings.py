@@ -1,0 +1,112 @@
+"""What the rules say: findings with pointers to their evidence, and the diagnosis made of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hangdoctor.engines import Phase
+from hangdoctor.model import Missing, Struct
+
+State = Literal["ready", "starting", "slow", "hung", "dead", "unknown"]
+Verdict = Literal["found", "ruled-out", "undecided"]
+Confidence = Literal["low", "medium", "high"]
+CONFIDENCES: tuple[Confidence, ...] = ("low", "medium", "high")
+"""The weakest first."""
+
+
+class Evidence(Struct, frozen=True):
+    """One thing that was seen.
+
+    Attributes:
+        text: what, for people.
+        pid, rank: of which process.
+        at_s: when, in recording time.
+        frame: the stack frame that shows it.
+        log_line: number of the line that shows it, from 1.
+    """
+
+    text: str
+    pid: int | None = None
+    rank: str | None = None
+    at_s: float | None = None
+    frame: str | None = None
+    log_line: int | None = None
+
+
+class Finding(Struct, frozen=True):
+    """What one rule says.
+
+    Attributes:
+        rule: its id, for `hangdoctor explain`.
+        verdict: found, ruled out, or undecided with what would decide it in `needs`.
+        title: one sentence without a full stop.
+        ranks: all ranks that it is about.
+        culprits: those of them that are to blame.
+        state: what the finding means for the launch; None where it only describes.
+        phase: the phase that the stall belongs to, where the finding knows it.
+        confidence: how sure the rule is of itself.
+        because: the evidence.
+        needs: what would decide or strengthen it.
+        advice: what to do next, cheapest first.
+    """
+
+    rule: str
+    verdict: Verdict
+    title: str
+    ranks: tuple[str, ...] = ()
+    culprits: tuple[str, ...] = ()
+    state: State | None = None
+    phase: Phase | None = None
+    confidence: Confidence = "medium"
+    because: tuple[Evidence, ...] = ()
+    needs: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+class Unseen(Struct, frozen=True):
+    """A thing that was not observed, for the report."""
+
+    what: str
+    missing: Missing
+
+
+class Diagnosis(Struct, frozen=True):
+    """The verdict.
+
+    Attributes:
+        state, phase, culprits: of the launch.
+        still_s: how long nothing was seen to move; None where not known.
+        confidence: of the state and the culprits together.
+        title: the verdict in one sentence.
+        findings: the decisive one first.
+        unseen: what could not be observed.
+    """
+
+    state: State
+    phase: Phase | None
+    culprits: tuple[str, ...] = ()
+    still_s: float | None = None
+    confidence: Confidence = "low"
+    title: str = ""
+    findings: tuple[Finding, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
+
+
+def weakest(one: Confidence, other: Confidence) -> Confidence:
+    """Return the lower one of two confidences.
+
+    >>> weakest("high", "medium"), weakest("low", "high")
+    ('medium', 'low')
+    """
+    return min(one, other, key=CONFIDENCES.index)
+
+
+def enumerate_names(names: tuple[str, ...] | list[str]) -> str:
+    """Write names for people.
+
+    >>> enumerate_names(["TP0"]), enumerate_names(["TP0", "TP1", "TP2"])
+    ('TP0', 'TP0, TP1 and TP2')
+    """
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,66 @@
+"""All rules, in the order in which their findings are shown when they weigh the same.
+
+A rule is a function of the facts that returns its findings, and names the bad thing. Its docstring
+has three headings, which `hangdoctor explain` prints: what it sees, why it matters, what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangdoctor.rules import device, logs, startup, waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hangdoctor.findings import Finding
+    from hangdoctor.rules.case import Case
+
+    Rule = Callable[[Case], Iterable[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    startup.rank_died,
+    startup.launch_ended,
+    startup.exception_in_rank,
+    waits.rank_stopped,
+    waits.waiting_for_rank_elsewhere,
+    waits.rank_never_appeared,
+    waits.rank_still_starting,
+    waits.ranks_diverged,
+    waits.waiting_for_other_node,
+    waits.all_ranks_in_same_wait,
+    waits.all_ranks_wait_for_their_gpus,
+    waits.all_ranks_stand_still,
+    waits.waiting_for_rank_behind_in_log,
+    waits.eventfd_runaway,
+    waits.busy_without_progress,
+    device.gpu_spinning,
+    startup.compile_running,
+    startup.launcher_waits_for_ranks,
+    startup.warmup_request_unanswered,
+    startup.idle_and_ready,
+    startup.still_progressing,
+    startup.files_changed,
+    logs.log_stops,
+    logs.wait_given_up,
+)
+
+
+PER_REPLICA: frozenset[Rule] = frozenset(
+    {
+        waits.waiting_for_rank_elsewhere,
+        waits.rank_never_appeared,
+        waits.rank_still_starting,
+        waits.ranks_diverged,
+        waits.waiting_for_other_node,
+        waits.all_ranks_in_same_wait,
+        waits.all_ranks_wait_for_their_gpus,
+        waits.all_ranks_stand_still,
+    }
+)
+"""Rules over ranks that wait for each other: replicas do not."""
+
+
+def rule_id(rule: Rule) -> str:
+    """Return the id under which a rule reports: its name with dashes."""
+    return rule.__name__.replace("_", "-")

@@ -1,0 +1,430 @@
+"""What every rule is given, and the few judgements that several rules share."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hangdoctor.engines import Engine, Phase, matches_any
+from hangdoctor.facts import Facts, RankFacts, launch_still_s, log_still_s, phase_index
+from hangdoctor.findings import Evidence, Finding, weakest
+from hangdoctor.frames import place
+from hangdoctor.logs.timeline import lacking
+from hangdoctor.model import Missing, Struct
+from hangdoctor.waitgraph import WaitGraph, build
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hangdoctor.engines import Wait
+    from hangdoctor.findings import Confidence
+    from hangdoctor.logs.timeline import SignSeen
+
+HUNG_FACTOR = 2.0
+"""`hung` needs twice the stillness that is suspicious: with the default of 20 s, 40 s."""
+SYMMETRIC_FACTOR = 6.0
+"""Where no rank stands out (all in one collective, all on one file) it may be the network or the
+storage that is slow, which nothing here can see: three times as long."""
+STORAGE_FACTOR = 15.0
+"""Loads from network file systems have paused for 100 s and more, and gone on: with the default,
+300 s."""
+SHORT_WATCH_S = 10.0
+"""A shorter look of our own counts where the log has been silent for long: `diagnose PID`."""
+
+
+class Case(Struct, frozen=True):
+    """The facts, the engine's data, and the waits between the ranks."""
+
+    facts: Facts
+    engine: Engine
+    graph: WaitGraph
+    still_s: float | None
+    log_still_s: float | None
+
+    @property
+    def stall_after_s(self) -> float:
+        """Stillness that is suspicious, in seconds."""
+        return self.facts.header.stall_after_s
+
+    @property
+    def hung_after_s(self) -> float:
+        """Stillness after which `hung` may be said where a rank stands out."""
+        return HUNG_FACTOR * self.stall_after_s
+
+    @property
+    def observed(self) -> bool:
+        """Whether there is more than a log: processes were looked at, twice at least."""
+        return self.facts.at_s is not None and bool(self.facts.tracks)
+
+    def still_enough(self, needed_s: float) -> bool:
+        """Tell whether stillness was seen for so long.
+
+        Where the log's own time stamps show that nothing has been said for so long, a shorter look
+        at the processes is enough.
+        """
+        if self.still_s is None:
+            return False
+        if self.still_s >= needed_s:
+            return True
+        return (
+            self.log_still_s is not None
+            and self.log_still_s >= needed_s
+            and self.still_s >= min(SHORT_WATCH_S, needed_s / 2)
+            and self.facts.watched_s - self.still_s < 1.5  # nothing moved in all that time
+        )
+
+
+def make_case(facts: Facts, engine: Engine) -> Case:
+    """Return what the rules look at."""
+    engine = _with_normal(engine, facts.header.normal_s)
+    return Case(
+        facts=facts,
+        engine=engine,
+        graph=build(facts),
+        still_s=launch_still_s(facts),
+        log_still_s=log_still_s(facts),
+    )
+
+
+def replicas(case: Case) -> tuple[Case, ...]:
+    """Return one case for each group of ranks that wait for each other.
+
+    Without attention data parallelism the replicas share no collective: one that idles or loads
+    has nothing to do with the waits of another.
+    """
+    facts = case.facts
+    count = facts.sizes.get("dp", 1)
+    if count < 2 or facts.sizes.get("dp_attention"):
+        return (case,)
+    groups: dict[str, list[RankFacts]] = {}
+    for rank in facts.ranks:
+        groups.setdefault(rank.name.split()[0], []).append(rank)
+    if len(groups) < 2 or not all(name.startswith("DP") for name in groups):
+        return (case,)
+    parts = [
+        msgspec.structs.replace(
+            facts,
+            ranks=tuple(ranks),
+            expected=tuple(name for name in facts.expected if name.split()[0] == group),
+            expected_count=facts.expected_count // count if facts.expected_count else None,
+        )
+        for group, ranks in groups.items()
+    ]
+    return tuple(msgspec.structs.replace(case, facts=part, graph=build(part)) for part in parts)
+
+
+def _with_normal(engine: Engine, longest_s: Mapping[str, float]) -> Engine:
+    """Return the engine with what is normal here in place of what is normal anywhere.
+
+    A phase that took 5 s may take twice as long and 10 s more on another day; not an hour.
+    """
+    if not longest_s:
+        return engine
+    phases = tuple(
+        msgspec.structs.replace(
+            table,
+            normal_max_s=2 * longest_s[table.id] + 10,
+            normal_note="twice the longest of the known-good logs, and 10 s",
+        )
+        if table.id in longest_s
+        else table
+        for table in engine.phases
+    )
+    return msgspec.structs.replace(engine, phases=phases)
+
+
+def judge(
+    case: Case,
+    suspects: tuple[RankFacts, ...],
+    finding: Finding,
+    *,
+    needed_s: float,
+    waiters: tuple[RankFacts, ...] = (),
+) -> Finding:
+    """Say `hung` with the finding, if everything that must be seen for it was seen.
+
+    Otherwise the finding stays without a state, undecided, with what would decide it. Suspects must
+    be seen not to work, and waiters to stay where they wait.
+    """
+    needs: list[str] = []
+    if not case.still_enough(needed_s):
+        needs.append(_longer(case, needed_s))
+    phase = finding.phase
+    if phase is None:
+        needs.append("a stack or a log that tells the phase")
+    needs += unseen_progress(case, phase)
+    needs += [need for rank in suspects for need in _may_be_working(case, rank, phase)]
+    needs += [need for rank in (*suspects, *waiters) for need in _goes_round(case, rank, needed_s)]
+    if needs:
+        confidence: Confidence = "medium" if finding.confidence == "high" else "low"
+        return msgspec.structs.replace(
+            finding,
+            verdict="undecided",
+            confidence=confidence,
+            needs=(*finding.needs, *dict.fromkeys(needs)),
+        )
+    if case.still_s is not None and case.still_s < needed_s:
+        finding = weaker(finding, "medium")  # a short look, and an old log
+    if any(_is_busy(rank) and rank.runaway_s is None for rank in suspects):
+        finding = weaker(finding, "medium")  # it may be at work that shows nothing
+    return msgspec.structs.replace(finding, state="hung")
+
+
+def unseen_progress(case: Case, phase: Phase | None) -> list[str]:
+    """Say which sections could show progress in a phase and were not observed."""
+    if phase is None:
+        return []
+    needs = []
+    for section in case.engine.phase(phase).progress:
+        if section == "gpus" and case.facts.cpu_launch:
+            continue
+        unseen = section == "log" and case.facts.lacks_log
+        if unseen or case.facts.sections.get(section, ...) is not None:
+            needs.append(f"a look at {_SECTION_NAMES[section]}, which could show progress")
+    if case.facts.tracks and "processes" in case.engine.phase(phase).progress:
+        blind = [
+            track.rank
+            for track in case.facts.tracks.values()
+            if track.rank and track.present and track.process.io is None
+        ]
+        if blind:
+            needs.append(f"the I/O counters of {', '.join(sorted(blind))}: run as the same user")
+    if "gpus" in case.engine.phase(phase).progress and not case.facts.cpu_launch:
+        needs += [
+            f"a look at GPU {index}: {card.gpu.detail or card.gpu.reason}"
+            for index, card in sorted(case.facts.cards.items())
+            if isinstance(card.gpu, Missing)
+        ]
+    return needs
+
+
+def weaker(finding: Finding, limit: Confidence) -> Finding:
+    """Return the finding with its confidence no higher than the limit."""
+    return msgspec.structs.replace(finding, confidence=weakest(finding.confidence, limit))
+
+
+def stands(case: Case, rank: RankFacts) -> Evidence:
+    """Return where a rank stands, as evidence."""
+    if rank.stack is None:
+        return Evidence(text=f"{rank.name}: no stack was seen", rank=rank.name, pid=rank.pid)
+    track = case.facts.track(rank)
+    doing = waits_in(rank.wait) if rank.wait else "is"
+    frames = rank.stack[:3] if not rank.wait else rank.stack[: _wait_index(case, rank) + 1]
+    where = " < ".join(place(frame) for frame in frames[-3:])
+    return Evidence(
+        text=f"{rank.name} {doing}{' at' if not rank.wait else ':'} {where}",
+        rank=rank.name,
+        pid=rank.pid,
+        at_s=track.stack_at_s if track else None,
+        frame=where,
+    )
+
+
+def waits_in(wait: Wait) -> str:
+    """Say in which wait a rank is: one waits *in* an operation, and *for* all else."""
+    return f"waits {'in' if wait.kind in ('peers', 'rendezvous') else 'for'} {wait.title}"
+
+
+def quiet(case: Case, rank: RankFacts) -> Evidence | None:
+    """Return how still a rank was, as evidence; None if it moved or was not watched."""
+    if rank.still_s is None:
+        return None
+    cpu = "" if rank.cpu_pct is None else f", CPU {rank.cpu_pct:.0f} %"
+    dumps = "" if rank.settled_s is None else f", same stack for {rank.settled_s:.0f} s"
+    state = f", state {rank.state}" if rank.state else ""
+    kernel = f" in {rank.kernel}" if rank.kernel not in ("", "0") else ""
+    return Evidence(
+        text=f"{rank.name} shows no progress for {rank.still_s:.0f} s{state}{kernel}{cpu}{dumps}",
+        rank=rank.name,
+        pid=rank.pid,
+        at_s=case.facts.at_s,
+    )
+
+
+def last_line(case: Case, rank: str) -> Evidence | None:
+    """Return the last log line of a rank, as evidence."""
+    log = case.facts.timeline.ranks.get(rank)
+    if log is None or log.last is None:
+        return None
+    who = rank or "launch"
+    return Evidence(
+        text=f"last line of {who}: {log.last.text[:160]}", rank=rank, log_line=log.last.number
+    )
+
+
+def exceptions(facts: Facts) -> dict[str, str]:
+    """Return the exceptions that ranks have logged, in their last lines' words, by rank."""
+    logs = facts.timeline.ranks.items()
+    return {name: log.exception for name, log in logs if log.exception}
+
+
+def signs_of(facts: Facts, kind: str) -> list[SignSeen]:
+    """Return the log's signs of a kind, oldest first."""
+    return [sign for sign in facts.timeline.signs if sign.kind == kind]
+
+
+def blamed_by_log(facts: Facts) -> tuple[str, ...]:
+    """Return the ranks that the log's own messages say others waited for, or that died."""
+    numbers = dict.fromkeys(number for sign in facts.timeline.signs for number in sign.blamed)
+    names = {rank.name for rank in facts.ranks}
+    return tuple(name for number in numbers if (name := f"TP{number}") in names)
+
+
+def to_blame_for_failure(case: Case) -> tuple[str, ...]:
+    """Return the ranks to blame where ranks have logged exceptions.
+
+    A rank whose exception says that it gave up waiting for others is their victim: the ranks that
+    it names are to blame, else those that lack a line that it has.
+    """
+    facts = case.facts
+    if blamed := blamed_by_log(facts):
+        return blamed
+    failed = {name: text for name, text in exceptions(facts).items() if name}
+    gave_up = [sign.pattern for sign in case.engine.signs if sign.kind == "timeout"]
+    victims = {name for name, text in failed.items() if matches_any(tuple(gave_up), text)}
+    culprits = tuple(name for name in failed if name not in victims)
+    return culprits or tuple(name for name in lacking(facts.timeline) if name not in victims)
+
+
+def phase_lacked(case: Case, missing: Mapping[str, Sequence[str]]) -> Phase | None:
+    """Return the earliest phase whose line a rank lacks: what it should have come to next.
+
+    Args:
+        case: as ever.
+        missing: by rank, ids of milestones in their order, as `lacking` returns them.
+    """
+    phases = {milestone.id: milestone.phase for milestone in case.engine.milestones}
+    firsts = [phases[lines[0]] for lines in missing.values() if lines and lines[0] in phases]
+    return min(firsts, key=phase_index, default=None)
+
+
+def line_of(case: Case, milestone_id: str) -> str:
+    """Return a milestone as its line begins in the log, quoted."""
+    examples = (each.examples[0] for each in case.engine.milestones if each.id == milestone_id)
+    return f"'{re.split('[=0-9({]', next(examples, milestone_id))[0][:40].strip()}'"
+
+
+def evidence(*items: Evidence | None) -> tuple[Evidence, ...]:
+    """Return the evidence that there is."""
+    return tuple(item for item in items if item is not None)
+
+
+def earliest_phase(ranks: tuple[RankFacts, ...]) -> Phase | None:
+    """Return the least advanced phase among ranks; None where none is known."""
+    known = [rank.phase for rank in ranks if rank.phase]
+    return min(known, key=phase_index, default=None)
+
+
+_SECTION_NAMES = {
+    "processes": "the processes",
+    "stacks": "the stacks",
+    "gpus": "the GPUs",
+    "log": "the log (--log FILE; kubectl logs -f POD | hangdoctor diagnose PID --log -)",
+}
+
+
+def _wait_index(case: Case, rank: RankFacts) -> int:
+    track = case.facts.track(rank)
+    return track.wait[1] if track and track.wait else 0
+
+
+def _longer(case: Case, needed_s: float) -> str:
+    seen = f"{case.still_s:.0f} s" if case.still_s is not None else "nothing"
+    return (
+        f"stillness of {needed_s:.0f} s, seen so far: {seen} (diagnose: --for {needed_s + 5:.0f})"
+    )
+
+
+def _may_be_working(case: Case, rank: RankFacts, phase: Phase | None) -> list[str]:
+    """Say why a rank that shows no progress might still be at work."""
+    if rank.present is False or rank.state == "T":
+        return []
+    if rank.stack is not None and rank.settled_s is None:
+        return [f"a second dump of {rank.name}"]
+    if rank.settled_s is not None and rank.settled_s < case.stall_after_s / 4:
+        return [f"dumps of {rank.name} that are further apart"]
+    if rank.stack_missing is not None or (rank.stack_age_s or 0.0) > 2 * case.stall_after_s:
+        return [f"a newer dump of {rank.name}"]
+    if rank.reading == "busy" and rank.wait and rank.wait.kind == "device":
+        return [f"what GPU {rank.cards[0]} does: it is busy, at a power that tells neither"]
+    overdue = past_normal(case, phase)
+    watched_s = case.still_s or 0.0  # what may be at work must be watched: no old log stands for it
+    if rank.runaway_s is not None and rank.runaway_s >= case.stall_after_s / 2:
+        return []
+    if rank.on_storage and watched_s < STORAGE_FACTOR * case.stall_after_s:
+        return [
+            (
+                f"{rank.name} waits for storage ({rank.on_storage}), which may still answer: "
+                f"{STORAGE_FACTOR * case.stall_after_s:.0f} s of it"
+            )
+        ]
+    patience_s = SYMMETRIC_FACTOR * case.stall_after_s
+    outside = rank.wait is not None and rank.wait.kind in ("network", "lock")
+    if outside and not (overdue and watched_s >= patience_s):
+        return [f"what {rank.name} waits for is outside the launch and may still come"]
+    if rank.wait and rank.wait.kind == "child" and watched_s < patience_s:
+        return [f"{patience_s:.0f} s without CPU of what {rank.name} has started"]
+    if not _is_busy(rank):
+        return []
+    if rank.compiling and not overdue:
+        return [f"{rank.name} compiles in its own process: that can be silent for minutes"]
+    if watched_s < patience_s:
+        return [
+            (
+                f"{rank.name} uses {rank.cpu_pct:.0f} % CPU: native frames tell what for "
+                f"(--native), or {patience_s:.0f} s of it"
+            )
+        ]
+    return []
+
+
+def _is_busy(rank: RankFacts) -> bool:
+    """Tell whether a rank uses CPU for what may be work: not to poll its spinning GPU."""
+    return rank.cpu_pct is not None and rank.cpu_pct >= 50 and rank.reading != "spinning"
+
+
+def _goes_round(case: Case, rank: RankFacts, needed_s: float) -> list[str]:
+    """Say why a rank that was seen in a wait, or at a place, may not have stayed there.
+
+    A scheduler that serves passes the same places again and again: none of its stacks is new, and
+    each dump finds it in another of them.
+    """
+    if rank.stack is None or not rank.present or (rank.wait and rank.wait.kind == "idle"):
+        return []
+    enough_s = 0.75 * min(case.still_s or 0.0, needed_s)
+    if rank.not_idle_s is not None and rank.not_idle_s < enough_s:
+        return [f"dumps in which {rank.name} does not return to its loop"]
+    waits = rank.wait is not None and rank.wait.kind in ("peers", "rendezvous", "device")
+    if waits and (rank.held_s or 0.0) < enough_s:
+        return [f"dumps that all show {rank.name} in the same operation"]
+    return []
+
+
+def past_normal(case: Case, phase: Phase | None) -> bool:
+    """Tell whether a phase has lasted longer than is normal for it."""
+    age_s = phase_age_s(case, phase)
+    return phase is not None and age_s is not None and age_s > case.engine.phase(phase).normal_max_s
+
+
+def phase_age_s(case: Case, phase: Phase | None) -> float | None:
+    """Return how long the launch has been in a phase; None where that is not known.
+
+    By the log's own stamps where the log tells when it began, else since it was first seen.
+    """
+    facts = case.facts
+    if phase is None or facts.at_s is None:
+        return None
+    in_phase = [rank for rank in facts.ranks if rank.phase == phase]
+    since_s = min((rank.phase_since_s for rank in in_phase), default=facts.at_s)
+    stamps = [
+        reached.time_s
+        for log in facts.timeline.ranks.values()
+        for reached in log.milestones
+        if reached.phase_after == phase and reached.time_s is not None
+    ]
+    last = facts.timeline.last_time_s
+    if stamps and last is not None and facts.log_silent_s is not None:
+        return max(facts.at_s - since_s, last - min(stamps) + facts.log_silent_s)
+    return facts.at_s - since_s

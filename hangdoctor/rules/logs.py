@@ -1,0 +1,128 @@
+"""Rules over what the log itself proves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangdoctor.facts import phase_index
+from hangdoctor.findings import Evidence, Finding, enumerate_names
+from hangdoctor.logs.timeline import lacking
+from hangdoctor.rules.case import (
+    blamed_by_log,
+    evidence,
+    last_line,
+    line_of,
+    phase_lacked,
+    signs_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hangdoctor.rules.case import Case
+
+
+def log_stops(case: Case) -> Iterator[Finding]:
+    """A log alone stops before the server was ready.
+
+    What it sees: the last milestone of each rank, and which ranks lack a line that others have.
+    Why it matters: a log says where it stops, never how long it has stood there.
+    What to do: look at the processes as well: `hangdoctor diagnose PID --log FILE`.
+    """
+    facts = case.facts
+    if facts.tracks or not facts.timeline.lines or facts.launch_log_phase == "ready":
+        return
+    if signs_of(facts, "fatal") + signs_of(facts, "signal") and not facts.header.still_running:
+        return  # it has not stopped: it has ended
+    missing = {name: lines for name, lines in lacking(facts.timeline).items() if lines}
+    if not facts.log_is_whole or len(missing) == len(facts.ranks):
+        missing = {}
+    behind = [rank for rank in facts.ranks if rank.name in missing]
+    phases = [rank.log_phase for rank in facts.ranks if rank.log_phase]
+    silent = [
+        rank
+        for rank in facts.ranks
+        if rank.log_phase is None and facts.expected and facts.log_is_whole
+    ]
+    culprits = tuple(rank.name for rank in (*behind, *(silent if phases else [])))
+    reached = min(phases, key=phase_index) if phases else facts.launch_log_phase
+    phase = phase_lacked(case, missing) or reached
+    parts = [f"{name} lacks {line_of(case, lines[0])}" for name, lines in missing.items()]
+    title = f"the log stops in {phase}" if phase else "no line of the log tells a phase"
+    title += f"; {', '.join(parts[:4])}" if parts else ""
+    silent_s = facts.log_silent_s
+    overdue = (
+        facts.header.still_running
+        and phase is not None
+        and silent_s is not None
+        and silent_s > case.engine.phase(phase).normal_max_s
+    )
+    if overdue:
+        title += f", and has been silent for {silent_s:.0f} s"
+    yield Finding(
+        rule="log-stops",
+        verdict="found" if overdue else "undecided",
+        title=title,
+        ranks=culprits,
+        culprits=culprits,
+        state="hung" if overdue else "unknown",
+        phase=phase,
+        confidence="low",
+        because=evidence(
+            *(last_line(case, rank.name) for rank in (*behind, *facts.ranks)[:4]),
+            last_line(case, ""),
+        ),
+        needs=(
+            (
+                "how long it has stood there, and where the ranks stand: hangdoctor diagnose PID "
+                "--log FILE"
+            ),
+            "a good start's log to compare with, if the launch is gone",
+        ),
+        advice=(
+            "if it still runs: hangdoctor diagnose PID --log FILE --record DIR",
+            *(
+                (f"look at {enumerate_names(culprits)} first: the others wait for it",)
+                if culprits
+                else ()
+            ),
+        ),
+    )
+
+
+def wait_given_up(case: Case) -> Iterator[Finding]:
+    """The log says itself that a wait was given up.
+
+    What it sees: the time-out of a watchdog, a barrier or gloo, with the rank that it names.
+    Why it matters: the engine has proved the hang; the rank that it names is the one that others
+    waited for.
+    What to do: look at the named rank's last lines and, where the log has one, its stack.
+    """
+    facts = case.facts
+    signs = signs_of(facts, "timeout")
+    if not signs or facts.launch_log_phase == "ready":
+        return
+    blamed = blamed_by_log(facts)
+    first = signs[0]
+    phases = [
+        rank.log_phase
+        for rank in facts.ranks
+        if rank.log_phase and (not blamed or rank.name in blamed)
+    ]
+    yield Finding(
+        rule="wait-given-up",
+        verdict="found",
+        title="a wait was given up"
+        + (f"; it was for {enumerate_names(blamed)}" if blamed else "")
+        + f": {first.text[:120]}",
+        ranks=blamed,
+        culprits=blamed,
+        state=None if facts.tracks else "hung",
+        phase=min(phases, key=phase_index, default=facts.launch_log_phase),
+        confidence="high" if blamed else "medium",
+        because=tuple(
+            Evidence(text=sign.text[:200], rank=sign.rank, log_line=sign.number)
+            for sign in signs[:4]
+        ),
+        advice=("read the named rank's last lines before that",),
+    )

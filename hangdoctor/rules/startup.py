@@ -1,0 +1,509 @@
+"""Rules over how far the launch has come, and whether it still lives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangdoctor.facts import phase_index
+from hangdoctor.findings import Evidence, Finding, enumerate_names
+from hangdoctor.frames import find_wait
+from hangdoctor.model import Installation
+from hangdoctor.rules.case import (
+    earliest_phase,
+    evidence,
+    exceptions,
+    judge,
+    last_line,
+    past_normal,
+    phase_age_s,
+    signs_of,
+    stands,
+    to_blame_for_failure,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hangdoctor.engines import Phase
+    from hangdoctor.facts import RankFacts
+    from hangdoctor.findings import Confidence
+    from hangdoctor.rules.case import Case
+    from hangdoctor.tracks import Track
+
+FATAL_EXCEPTIONS = ("scheduler-exception",)
+"""Signs after which a rank is lost; any other traceback may have been caught."""
+
+
+def rank_died(case: Case) -> Iterator[Finding]:
+    """A rank has ended while the launch goes on.
+
+    What it sees: a rank process that was there and is gone or a zombie, with peers alive.
+    Why it matters: the peers wait for it for ever; a launcher that reads the ranks' pipes in order
+    does not notice. Exit status -9 is most often the kernel's out-of-memory killer.
+    What to do: read the dead rank's last lines; dmesg for "Killed process"; end the launch.
+    """
+    facts = case.facts
+    dead = [rank for rank in facts.ranks if rank.present is False and rank.pid is not None]
+    dead += _died_before_we_came(case)
+    alive = [rank for rank in facts.ranks if rank.present]
+    launcher_gone = facts.launcher is not None and not _lives(facts.launcher)
+    if not dead or (not alive and launcher_gone):
+        return
+    names = tuple(rank.name for rank in dead)
+    failed = [rank for rank in dead if exceptions(facts).get(rank.name)]
+    track = facts.track(dead[0])
+    status = track.exit_status if track else None
+    grew = _oom_kills(case)
+    why = [
+        f"exit status {status}" if status is not None else "",
+        "the kernel's out-of-memory killer struck in its cgroup" if grew else "",
+    ]
+    yield Finding(
+        rule="rank-died",
+        verdict="found",
+        title=f"{enumerate_names(names)} {'has' if len(names) == 1 else 'have'} died"
+        + (f" ({', '.join(filter(None, why))})" if any(why) else "")
+        + (f" while {enumerate_names([r.name for r in alive][:4])} still " if alive else "")
+        + ("" if not alive else "waits" if len(alive) == 1 else "wait"),
+        ranks=names,
+        # A rank that ended others with it by its exception is to blame for them too.
+        culprits=(to_blame_for_failure(case) if failed else ()) or names,
+        state="dead",
+        phase=earliest_phase(tuple(dead)),
+        confidence="high",
+        because=evidence(
+            *(
+                Evidence(
+                    text=f"{rank.name} (pid {rank.pid or 'unknown'}) "
+                    + ("is gone" if rank.pid and rank.state != "Z" else "is a zombie"),
+                    pid=rank.pid,
+                    rank=rank.name,
+                    at_s=facts.at_s,
+                )
+                for rank in dead[:4]
+            ),
+            *(_exception(case, rank.name) for rank in failed[:2]),
+            last_line(case, names[0]),
+        ),
+        advice=(
+            "see whether the kernel killed it: dmesg -T | grep -i 'killed process'",
+            "the launch cannot come up any more: end it, all of its processes",
+        ),
+    )
+
+
+def launch_ended(case: Case) -> Iterator[Finding]:
+    """The launch has ended.
+
+    What it sees: its root process and its ranks are gone; or, in a log alone, a line that says
+    that it ended.
+    Why it matters: there is nothing to wait for.
+    What to do: read the first exception; the ones after it are its consequences.
+    """
+    facts = case.facts
+    ready = facts.launch_log_phase == "ready"
+    fatal = signs_of(facts, "fatal") + signs_of(facts, "signal")
+    if facts.tracks:
+        launcher = facts.launcher
+        if launcher is not None and _lives(launcher):
+            return
+        if any(rank.present for rank in facts.ranks) or (launcher is None and not facts.ranks):
+            return
+        status = launcher.exit_status if launcher else None
+        ended = f"the launch has ended{f' with exit status {status}' if status is not None else ''}"
+    elif fatal and not facts.header.still_running:
+        ended = "the log tells that the launch ended"
+    else:
+        return
+    failed = tuple(name for name in exceptions(facts) if name)
+    culprits = to_blame_for_failure(case) if failed else ()
+    text = next(iter(exceptions(facts).values()), "")
+    ranks = tuple(rank for rank in facts.ranks if rank.name in culprits) or facts.ranks
+    yield Finding(
+        rule="launch-ended",
+        verdict="found",
+        title=ended + (" after it had been ready" if ready else "") + (f": {text}" if text else ""),
+        ranks=tuple(dict.fromkeys((*culprits, *failed))),
+        culprits=culprits,
+        state="dead",
+        phase="ready" if ready else earliest_phase(ranks) or facts.launch_log_phase,
+        confidence="high" if facts.tracks or failed else "medium",
+        because=evidence(
+            *(_exception(case, name) for name in (*failed[:3], "")),
+            *(
+                Evidence(text=sign.text[:200], rank=sign.rank, log_line=sign.number)
+                for sign in fatal[:3]
+            ),
+            last_line(case, ""),
+        ),
+        advice=("read the first exception in the log; those after it are its consequences",)
+        if text
+        else (),
+    )
+
+
+def exception_in_rank(case: Case) -> Iterator[Finding]:
+    """A rank logged an exception, and the launch is still there.
+
+    What it sees: an exception of a rank in the log, its process or others alive and still.
+    Why it matters: the rank will never join its peers. The signal that should end the launch does
+    not always reach it.
+    What to do: read that traceback first; end the launch.
+    """
+    facts = case.facts
+    fatal = {sign.rank for sign in signs_of(facts, "exception") if sign.id in FATAL_EXCEPTIONS}
+    failed = tuple(name for name in exceptions(facts) if name in fatal and facts.rank(name))
+    if not failed or not facts.tracks:
+        return
+    if not any(rank.present for rank in facts.ranks):
+        return
+    ranks = tuple(rank for rank in facts.ranks if rank.name in failed)
+    finding = Finding(
+        rule="exception-in-rank",
+        verdict="found",
+        title=f"{enumerate_names(failed)} failed: {exceptions(facts)[failed[0]]}",
+        ranks=failed,
+        culprits=to_blame_for_failure(case),
+        phase=earliest_phase(ranks),
+        confidence="high",
+        because=evidence(
+            *(_exception(case, name) for name in failed[:3]),
+            *(stands(case, rank) for rank in ranks[:2]),
+        ),
+        advice=("read that traceback first", "the launch cannot come up any more: end it"),
+    )
+    yield judge(case, (), finding, needed_s=case.stall_after_s / 2)
+
+
+def compile_running(case: Case) -> Iterator[Finding]:
+    """Compilers run below a rank.
+
+    What it sees: descendants such as nvcc, cicc, ptxas, ninja or inductor workers that use CPU.
+    Why it matters: the rank itself looks idle, and its peers wait, but this is slow and not hung.
+    On cold caches SGLang was silent for 27 to 41 s, DeepGEMM sessions take 10 to 20 minutes.
+    What to do: wait; keep the caches on a local disk for the next time.
+    """
+    facts = case.facts
+    for rank in facts.ranks:
+        workers = [
+            track
+            for track in facts.tracks.values()
+            if track.owner == rank.pid and track.present and (track.cpu_pct or 0) >= 5
+        ]
+        if not workers or rank.pid is None:
+            continue
+        names = sorted({track.process.comm for track in workers})
+        total = sum(track.cpu_pct or 0 for track in workers)
+        yield Finding(
+            rule="compile-running",
+            verdict="found",
+            title=f"{len(workers)} descendants of {rank.name} are at work: "
+            f"{', '.join(names[:4])} ({total:.0f} % CPU)",
+            ranks=(rank.name,),
+            phase=rank.phase,
+            confidence="high",
+            because=tuple(
+                Evidence(
+                    text=f"{track.process.comm}: {track.cpu_pct:.0f} % CPU",
+                    pid=track.process.pid,
+                    rank=rank.name,
+                    at_s=facts.at_s,
+                )
+                for track in workers[:3]
+            ),
+            advice=("wait: this is work. Keep the compile caches for the next start",),
+        )
+
+
+def launcher_waits_for_ranks(case: Case) -> Iterator[Finding]:
+    """The launcher waits for its ranks' ready message.
+
+    What it sees: the launcher's stack in its wait for the ranks.
+    Why it matters: it is healthy; the HTTP port opens only after every rank is ready, so that a
+    refused /health is no fault of the server's.
+    What to do: look at the ranks.
+    """
+    launcher = case.facts.launcher
+    if launcher is None or launcher.wait is None or launcher.stack is None:
+        return
+    wait = next(wait for wait in case.engine.waits if wait.id == launcher.wait[0])
+    if wait.kind != "ranks-ready":
+        return
+    yield Finding(
+        rule="launcher-waits-for-ranks",
+        verdict="found",
+        title="the launcher waits for its ranks to be ready; the HTTP port is not open before that",
+        confidence="high",
+        because=(
+            Evidence(
+                text=f"launcher waits in {wait.title}",
+                pid=launcher.process.pid,
+                at_s=launcher.stack_at_s,
+            ),
+        ),
+    )
+
+
+def warmup_request_unanswered(case: Case) -> Iterator[Finding]:
+    """The ranks are idle while the launcher waits for its warm-up request, or for them.
+
+    What it sees: all ranks in their loop waiting for requests, the server not ready, and the
+    launcher's warm-up without an answer, or its wait for the ranks without an end, for long.
+    Why it matters: the request never reached the ranks, or its answer got lost between them and
+    the launcher: a proxy in the environment, the detokenizer.
+    What to do: send a request by hand; unset http_proxy; look at the detokenizer.
+    """
+    graph, facts = case.graph, case.facts
+    everyone = [rank for rank in facts.ranks if rank.present]
+    if not everyone or len(graph.idle) != len(everyone):
+        return
+    waits_for = _launcher_waits_for(case)
+    phase: Phase = "warmup"
+    title = "all ranks are idle, and the warm-up request has no answer"
+    if waits_for in ("launcher-ready", "controller-ready"):
+        phase = "server"
+        title = "all ranks are built and idle, and the launcher still waits for their ready message"
+    elif facts.launch_log_phase != "warmup" and waits_for != "warmup-response":
+        return
+    finding = Finding(
+        rule="warmup-request-unanswered",
+        verdict="found",
+        title=title,
+        phase=phase,
+        confidence="medium",
+        because=evidence(stands(case, everyone[0]), last_line(case, "")),
+        advice=(
+            "send one by hand: curl --noproxy '*' http://127.0.0.1:PORT/model_info",
+            "see whether a proxy takes it: env | grep -i proxy",
+        ),
+    )
+    yield judge(case, (), finding, needed_s=3 * case.stall_after_s)
+
+
+def idle_and_ready(case: Case) -> Iterator[Finding]:
+    """The server is ready; its schedulers poll.
+
+    What it sees: the line that it is ready, ranks in their loop. An idle scheduler uses a whole
+    core and, at TP of 2 and more, makes thousands of small writes a second in a broadcast.
+    Why it matters: it looks like a hang and is none.
+    What to do: nothing. SGLang's --sleep-on-idle saves the CPU.
+    """
+    facts = case.facts
+    idle = [rank.name for rank in case.graph.idle]
+    said = facts.launch_log_phase == "ready"
+    earlier = [
+        rank
+        for rank in facts.ranks
+        if rank.stack and rank.phase and phase_index(rank.phase) < phase_index("server")
+    ]
+    if said and earlier:
+        yield _log_of_another_launch(case, earlier)
+        return
+    if not said and not _serves(case):
+        return
+    confidence: Confidence = "high" if said and facts.tracks else "medium"
+    title = "the server is ready" + (f"; {_who_waits(idle)} for requests" if idle else "")
+    busy = [rank for rank in facts.ranks if rank.stack and rank.present]
+    if busy and not idle and case.still_s is not None and case.still_s >= case.hung_after_s:
+        confidence = "low"
+        title = (
+            f"the server was ready; for {case.still_s:.0f} s no rank was seen to move or to wait "
+            "for requests"
+        )
+    yield Finding(
+        rule="idle-and-ready",
+        verdict="found",
+        title=title,
+        ranks=tuple(idle),
+        state="ready",
+        phase="ready",
+        confidence=confidence,
+        because=evidence(
+            last_line(case, "") if said else None,
+            *(stands(case, rank) for rank in case.graph.idle[:1]),
+        ),
+    )
+
+
+def still_progressing(case: Case) -> Iterator[Finding]:
+    """The launch is not ready, and moves.
+
+    What it sees: bytes read from files, memory or GPU memory that grows, compilers at work, a
+    stack that was never seen before, a new line or a bar that advances.
+    Why it matters: a slow start that is ended is the costliest false alarm.
+    What to do: wait. Past the phase's normal time it is called slow.
+    """
+    facts = case.facts
+    if not case.observed or facts.launch_log_phase == "ready" or case.still_s is None:
+        return
+    moving = [rank for rank in facts.ranks if rank.moving]
+    if case.still_s >= case.stall_after_s or case.facts.watched_s < 1:
+        return
+    launcher = facts.launcher
+    alive = any(rank.present for rank in facts.ranks) or (launcher and _lives(launcher))
+    if not alive or not (moving or _moved_at_all(case)):
+        return
+    phase = earliest_phase(tuple(rank for rank in facts.ranks if rank.present is not False))
+    if phase_index(phase) >= phase_index("server") and not facts.launch_log_phase:
+        return  # without the log, its loop looks the same before and after it is ready
+    overdue = past_normal(case, phase)
+    what = [f"{rank.name} {rank.moved_by}" for rank in moving if rank.moved_by]
+    if not what and launcher and launcher.moved_by and not facts.ranks:
+        what = [f"the launcher {launcher.moved_by}"]
+    age_s = phase_age_s(case, phase) or 0.0
+    title = "overdue, but it moves" if overdue else "it moves"
+    yield Finding(
+        rule="still-progressing",
+        verdict="found",
+        title=title + (f": {'; '.join(what[:3])}" if what else ""),
+        ranks=tuple(rank.name for rank in moving),
+        state="slow" if overdue else "starting",
+        phase=phase or "start",
+        confidence="high" if moving else "medium",
+        because=evidence(
+            *(
+                Evidence(text=f"{rank.name} {rank.moved_by}", rank=rank.name, at_s=facts.at_s)
+                for rank in moving[:4]
+            ),
+            Evidence(
+                text=f"in this phase for {age_s:.0f} s, up to "
+                f"{case.engine.phase(phase or 'start').normal_max_s:.0f} s is normal"
+            ),
+        ),
+        advice=("wait, and look again",),
+    )
+
+
+def files_changed(case: Case) -> Iterator[Finding]:
+    """The engine's files are not those that were released, or are newer than the processes.
+
+    What it sees: hashes against the wheel's own list, time stamps against the processes' start.
+    Why it matters: a patch is the first suspect of a new hang. A file that changed after the
+    processes had started has no effect on them, however right it is.
+    What to do: relaunch after patching; revert the patch to see whether the hang goes with it.
+    """
+    installation = case.facts.header.installation
+    if not isinstance(installation, Installation) or not installation.changed_files:
+        return
+    late = [file for file in installation.changed_files if file.newer_than_launch]
+    patched = [file for file in installation.changed_files if file.differs_from_release]
+    parts = []
+    if patched:
+        differ = "differs" if len(patched) == 1 else "differ"
+        parts.append(f"{_paths([file.path for file in patched])} {differ} from the release")
+    if late:
+        parts.append(
+            f"{_paths([file.path for file in late])} changed long after the processes had started, "
+            "without effect on them"
+        )
+    if not parts:
+        return
+    yield Finding(
+        rule="files-changed",
+        verdict="found",
+        title="; ".join(parts),
+        confidence="high",
+        because=tuple(
+            Evidence(text=f"{installation.path}: {file.path} sha256 {file.sha256[:12]}")
+            for file in installation.changed_files[:5]
+        ),
+        advice=("relaunch to run what the files hold now",) if late else (),
+    )
+
+
+def _died_before_we_came(case: Case) -> list[RankFacts]:
+    """Return the ranks that are missing where the launcher has as many zombies as children.
+
+    A zombie has no title any more, so that nothing else says which rank it was.
+    """
+    facts, launcher = case.facts, case.facts.launcher
+    if launcher is None:
+        return []
+    missing = [rank for rank in facts.ranks if rank.present is False and rank.pid is None]
+    zombies = [
+        track
+        for track in facts.tracks.values()
+        if track.present
+        and track.process.state == "Z"
+        and not track.rank
+        and track.process.ppid == launcher.process.pid
+    ]
+    return missing if zombies and len(missing) <= len(zombies) else []
+
+
+def _lives(track: Track) -> bool:
+    return track.present and track.process.state not in "ZX"
+
+
+def _serves(case: Case) -> bool:
+    """Tell from the stacks alone whether the server is ready.
+
+    All ranks are idle, the launcher serves HTTP, and none of its threads waits for the answer to
+    its warm-up request any more.
+    """
+    facts, launcher = case.facts, case.facts.launcher
+    everyone = [rank for rank in facts.ranks if rank.present is not False]
+    if facts.launch_log_phase or launcher is None or launcher.wait is None:
+        return False
+    if not everyone or len(case.graph.idle) != len(everyone) or launcher.dumps < 2:
+        return False
+    kinds = {wait.id: wait.kind for wait in case.engine.waits}
+    others = [find_wait(frames, case.engine.waits) for frames in launcher.other_threads]
+    warming = any(found and found[0].kind == "ranks-ready" for found in others)
+    return kinds[launcher.wait[0]] == "idle" and not warming
+
+
+def _log_of_another_launch(case: Case, earlier: list[RankFacts]) -> Finding:
+    """Return what to say where the log tells `ready` and the stacks that it still starts."""
+    names = [rank.name for rank in earlier]
+    return Finding(
+        rule="idle-and-ready",
+        verdict="undecided",
+        title=f"the log says that the server is ready, and {enumerate_names(names[:4])} still "
+        f"{'starts' if len(names) == 1 else 'start'}: it may be another launch's log",
+        ranks=tuple(names),
+        confidence="low",
+        because=evidence(last_line(case, ""), *(stands(case, rank) for rank in earlier[:2])),
+        needs=("this launch's own log: --log FILE",),
+    )
+
+
+def _launcher_waits_for(case: Case) -> str | None:
+    """Return the id of the wait for its ranks in which a thread of the launcher stands."""
+    launcher = case.facts.launcher
+    if launcher is None or launcher.stack is None:
+        return None
+    for frames in (launcher.stack, *launcher.other_threads):
+        found = find_wait(frames, case.engine.waits)
+        if found and found[0].kind == "ranks-ready":
+            return found[0].id
+    return None
+
+
+def _who_waits(names: list[str]) -> str:
+    return f"{enumerate_names(names[:4])} {'waits' if len(names) == 1 else 'wait'}"
+
+
+def _moved_at_all(case: Case) -> bool:
+    """Tell whether anything moved while we watched, the log included."""
+    first = case.facts.first_at_s or 0.0
+    times = [track.moved_at_s for track in case.facts.tracks.values() if track.owner is None]
+    times.append(case.facts.log_moved_at_s)
+    return any(at_s is not None and at_s > first for at_s in times)
+
+
+def _oom_kills(case: Case) -> int:
+    first, last = case.facts.host_first, case.facts.host
+    if first is None or last is None or first.oom_kills is None or last.oom_kills is None:
+        return 0
+    return last.oom_kills - first.oom_kills
+
+
+def _exception(case: Case, name: str) -> Evidence | None:
+    text = exceptions(case.facts).get(name)
+    return Evidence(text=f"{name or 'launch'}: {text}", rank=name or None) if text else None
+
+
+def _paths(paths: list[str]) -> str:
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(paths[:3]) + more

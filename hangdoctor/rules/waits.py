@@ -1,0 +1,738 @@
+"""Rules over the waits between ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hangdoctor.findings import Evidence, Finding, enumerate_names
+from hangdoctor.frames import place, same_shape
+from hangdoctor.logs.timeline import lacking
+from hangdoctor.model import Missing
+from hangdoctor.rules.case import (
+    STORAGE_FACTOR,
+    SYMMETRIC_FACTOR,
+    earliest_phase,
+    evidence,
+    judge,
+    last_line,
+    line_of,
+    past_normal,
+    phase_lacked,
+    quiet,
+    stands,
+    unseen_progress,
+    waits_in,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hangdoctor.engines import Wait
+    from hangdoctor.facts import RankFacts
+    from hangdoctor.rules.case import Case
+
+
+def rank_stopped(case: Case) -> Iterator[Finding]:
+    """A process of the launch is stopped, or held by a debugger.
+
+    What it sees: state T or t of the main thread, or a TracerPid.
+    Why it matters: a stopped rank runs nothing, and its peers wait for it for ever. Ctrl-Z, a
+    debugger that was killed, or a container that was paused leave such a process behind.
+    What to do: end the debugger, or continue the process with `kill -CONT PID`.
+    """
+    for rank in case.facts.ranks:
+        track = case.facts.track(rank)
+        if track is None or not rank.present:
+            continue
+        process = track.process
+        stopped = process.state in "Tt"
+        if not stopped and not process.tracer_pid:
+            continue
+        by = f" by process {process.tracer_pid}" if process.tracer_pid else ""
+        what = f"is held{by} (a debugger)" if process.tracer_pid else "is stopped by a signal"
+        finding = Finding(
+            rule="rank-stopped",
+            verdict="found" if stopped else "undecided",
+            title=f"{rank.name} {what}",
+            ranks=(rank.name,),
+            culprits=(rank.name,) if stopped else (),
+            phase=rank.phase,
+            confidence="high",
+            because=evidence(
+                Evidence(
+                    text=f"{rank.name} (pid {process.pid}) is in state {process.state}",
+                    pid=process.pid,
+                    rank=rank.name,
+                    at_s=case.facts.at_s,
+                )
+            ),
+            advice=(
+                f"see who holds it: grep -E 'State|TracerPid' /proc/{process.pid}/status",
+                f"continue it: kill -CONT {process.pid}",
+            ),
+        )
+        # A process in state T cannot be at work in secret: stillness of half the time is enough.
+        yield (judge(case, (rank,), finding, needed_s=case.stall_after_s) if stopped else finding)
+
+
+def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
+    """Ranks wait in a collective for one that is somewhere else.
+
+    What it sees: some ranks stand in an operation that ends only when all join it (a barrier, a
+    rendezvous, a collective), or their GPUs spin in one, and one rank's stack is in none.
+    Why it matters: the ranks that wait are healthy. The one that is elsewhere holds all of them.
+    What to do: look at where that rank stands; its innermost frames say what it does instead.
+    """
+    graph = case.graph
+    if not graph.suspects or graph.absent[:1] == graph.suspects[:1]:
+        return
+    suspects = graph.suspects
+    waiters = graph.waiting or tuple(rank for rank in graph.device if rank not in suspects)
+    if not waiters:
+        return
+    waited_s = max((_waited_s(rank) for rank in waiters), default=0.0)
+    names = tuple(rank.name for rank in suspects)
+    doing = waits_in(waiters[0].wait) if waiters[0].wait else "waits for its GPU"
+    if len(graph.operations) > 1:
+        doing = "waits in collectives"
+    if len(waiters) > 1:
+        doing = doing.replace("waits", "wait").replace("its GPU", "their GPUs")
+    does = "is elsewhere" if len(suspects) == 1 else "are elsewhere"
+    if graph.by_elimination:
+        does = "has not joined it, by elimination"
+    elif suspects[0].wait:
+        does = waits_in(suspects[0].wait)
+    elif suspects[0].place:
+        does = f"is at {suspects[0].place}"
+    phase = earliest_phase(suspects)
+    limit = next((rank.wait for rank in waiters if rank.wait and rank.wait.limit_s), None)
+    advice = [
+        *_advice_for(suspects),
+        *([_limit_advice(limit, waited_s)] if limit else []),
+    ]
+    moving = [rank.name for rank in suspects if rank.moving]
+    sure = bool(graph.elsewhere) and bool(graph.waiting)
+    finding = Finding(
+        rule="waiting-for-rank-elsewhere",
+        verdict="found",
+        title=f"{enumerate_names([rank.name for rank in waiters])} {doing}"
+        + (", and so" if "GPU" in doing else "")
+        + f" for {enumerate_names(names)}, which {does}",
+        ranks=tuple(rank.name for rank in (*suspects, *waiters)),
+        # A rank that others have only just begun to wait for is not to blame for anything yet.
+        culprits=names if waited_s >= case.stall_after_s / 2 else (),
+        phase=phase,
+        confidence="low" if graph.by_elimination else ("high" if sure else "medium"),
+        because=evidence(
+            *(item for rank in suspects[:4] for item in (stands(case, rank), quiet(case, rank))),
+            *(_children(case, rank) for rank in suspects[:2]),
+            *(last_line(case, rank.name) for rank in suspects[:2]),
+            *(_spinning(case, rank) for rank in waiters[:2]),
+            stands(case, waiters[0]),
+        ),
+        needs=tuple(f"a stack of {name}" for name in names) if graph.by_elimination else (),
+        advice=tuple(advice),
+    )
+    if moving:
+        yield _still_moving(finding, moving, suspects)
+        return
+    if graph.by_elimination:
+        yield finding
+        return
+    yield judge(case, suspects, finding, needed_s=case.hung_after_s, waiters=waiters)
+
+
+def rank_never_appeared(case: Case) -> Iterator[Finding]:
+    """There are fewer ranks than the launch asked for.
+
+    What it sees: the tensor, pipeline and data parallel sizes against the rank processes, while
+    the launch has been in its start for longer than imports take.
+    Why it matters: ranks that are there wait for the one that never came.
+    What to do: read the launcher's log for an error at spawn; see whether memory ran out.
+    """
+    facts = case.facts
+    if not facts.tracks or facts.sections.get("processes", ...) is not None:
+        return
+    present = [rank for rank in facts.ranks if rank.present]
+    never = [rank for rank in facts.ranks if rank.present is False and rank.pid is None]
+    spawning = any(track.role == "spawn_main" and track.present for track in facts.tracks.values())
+    count = facts.expected_count
+    if spawning or not present or count is None or len(present) >= count or not case.graph.waiting:
+        return
+    if any(rank.present is False and rank.pid is not None for rank in facts.ranks):
+        return  # it was there and ended: another rule says so
+    names = tuple(rank.name for rank in never)
+    finding = Finding(
+        rule="rank-never-appeared",
+        verdict="found",
+        title=f"{len(present)} of {count} ranks are there; "
+        + (f"{enumerate_names(names)} never appeared" if names else "the others never appeared"),
+        ranks=names,
+        culprits=names,
+        phase=earliest_phase(case.graph.waiting),
+        confidence="high" if names else "medium",
+        because=evidence(
+            Evidence(text=f"the launch asks for {count} ranks, {len(present)} processes are there"),
+            stands(case, case.graph.waiting[0]),
+            last_line(case, ""),
+        ),
+        advice=(
+            "read the launcher's log for an error while it started the ranks",
+            "see whether the kernel killed it: dmesg | grep -i 'killed process'",
+        ),
+    )
+    yield judge(case, (), finding, needed_s=case.hung_after_s)
+
+
+def rank_still_starting(case: Case) -> Iterator[Finding]:
+    """Ranks wait for one whose process still starts.
+
+    What it sees: fewer ranks than the launch asked for, ranks in the rendezvous, and a child of the
+    launcher that has not got its title yet: it imports.
+    Why it matters: imports from a network file system take minutes; one that hangs holds all.
+    What to do: look at where that process stands, and which file system its packages lie on.
+    """
+    facts, waiting = case.facts, case.graph.waiting
+    present = [rank for rank in facts.ranks if rank.present]
+    starting = [
+        track
+        for track in facts.tracks.values()
+        if track.role == "spawn_main" and track.present and track.process.state not in "ZX"
+    ]
+    count = facts.expected_count
+    if not starting or not waiting or count is None or len(present) >= count:
+        return
+    never = [rank.name for rank in facts.ranks if rank.present is False and rank.pid is None]
+    who = enumerate_names(never) if len(never) == count - len(present) else "another rank"
+    where = [track for track in starting if track.stack]
+    at = f", at {place(where[0].stack[0])}" if where and where[0].stack else ""
+    pids = enumerate_names([str(track.process.pid) for track in starting[:4]])
+    yield Finding(
+        rule="rank-still-starting",
+        verdict="undecided",
+        title=f"{enumerate_names([rank.name for rank in waiting])} "
+        f"{'waits' if len(waiting) == 1 else 'wait'} for {who}, whose process (pid {pids}) "
+        f"still starts{at}",
+        ranks=tuple(never),
+        culprits=tuple(never)
+        if len(never) == len(starting) and max(map(_waited_s, waiting)) >= case.stall_after_s / 2
+        else (),
+        phase="start",
+        confidence="low",
+        because=evidence(
+            *(
+                Evidence(
+                    text=f"pid {track.process.pid} is in state {track.process.state}"
+                    + (f", at {place(track.stack[0])}" if track.stack else ""),
+                    pid=track.process.pid,
+                    at_s=facts.at_s,
+                )
+                for track in starting[:2]
+            ),
+            stands(case, waiting[0]),
+        ),
+        needs=("whether its imports still advance: look again in a minute",),
+        advice=(
+            f"see where it stands: py-spy dump --nonblocking --pid {starting[0].process.pid}",
+            "see which file system Python's packages lie on: df with the path of that frame",
+        ),
+    )
+
+
+def ranks_diverged(case: Case) -> Iterator[Finding]:
+    """Ranks wait in different collectives: they are out of step.
+
+    What it sees: at least two groups of ranks, each in an operation that needs all of them, and
+    not the same one.
+    Why it matters: none of the operations can ever end. A branch that only some ranks take (a
+    condition on the rank, an empty batch, a patch with one more collective) is the usual cause.
+    What to do: compare the two stacks from the outside in; where they part is the branch.
+    """
+    graph = case.graph
+    groups: dict[str, list[RankFacts]] = {
+        "|".join(operation): [r for r in graph.waiting if same_shape(r.operation, operation)]
+        for operation in graph.operations
+    }
+    if graph.idle and graph.waiting and not graph.elsewhere and not graph.device:
+        groups.setdefault("idle", []).extend(graph.idle)
+    if len(groups) < 2 or graph.elsewhere or graph.device:
+        return
+    # Process groups are made one after the other: the ranks that came first wait in a later one
+    # for those that come last. That is an order, and becomes a divergence only when it lasts.
+    joining = any(rank.wait and rank.wait.kind == "rendezvous" for rank in graph.waiting)
+    if joining and case.facts.sizes.get("nnodes", 1) > 1:
+        return
+    parts = [
+        f"{enumerate_names([rank.name for rank in ranks])} in {_operation(ranks[0])}"
+        for ranks in groups.values()
+    ]
+    everyone = tuple(rank.name for ranks in groups.values() for rank in ranks)
+    settled = [rank for ranks in groups.values() for rank in ranks if rank.wait]
+    where = "are in different collectives"
+    if joining:
+        where = "wait at different steps of the rendezvous"
+    finding = Finding(
+        rule="ranks-diverged",
+        verdict="found",
+        title=f"the ranks {where}: {', '.join(parts)}",
+        ranks=everyone,
+        phase=earliest_phase(tuple(rank for ranks in groups.values() for rank in ranks)),
+        confidence="medium" if joining or "idle" in groups else "high",
+        because=evidence(
+            *(item for ranks in groups.values() for item in (stands(case, ranks[0]),)),
+            *(quiet(case, rank) for rank in settled[:4]),
+        ),
+        needs=("which rank left the common path: compare what each decided before it",),
+        advice=(
+            (
+                "compare the two stacks from the outside in: where they part is the branch that "
+                "only some ranks take"
+            ),
+            "undo the last patch to that function, or guard it so that all ranks take it",
+        ),
+    )
+    if any(rank.moving for rank in settled):
+        return
+    # In step, ranks pass each other in a collective for moments; never for as long as this.
+    needed_s = SYMMETRIC_FACTOR * case.stall_after_s if joining else case.hung_after_s
+    yield judge(case, tuple(settled), finding, needed_s=needed_s)
+
+
+def waiting_for_other_node(case: Case) -> Iterator[Finding]:
+    """All ranks of this machine wait for another node.
+
+    What it sees: a launch over several nodes, all ranks here in the rendezvous, or in the same
+    operation that ranks of other nodes take part in.
+    Why it matters: nothing here is wrong; the other node has not come, or cannot be reached.
+    What to do: start it, or find out why it cannot reach the address that --dist-init-addr names.
+    """
+    waiting, nodes = case.graph.waiting, case.facts.sizes.get("nnodes", 1)
+    if nodes < 2 or not waiting or len(waiting) != sum(bool(r.present) for r in case.facts.ranks):
+        return
+    meeting = all(rank.wait and rank.wait.kind == "rendezvous" for rank in waiting)
+    if not meeting and (len(case.graph.operations) > 1 or any(rank.moving for rank in waiting)):
+        return
+    what = "to join the rendezvous" if meeting else f"to join in {_operation(waiting[0])}"
+    phase = earliest_phase(waiting)
+    waited_s = max((rank.settled_s or 0.0 for rank in waiting), default=0.0)
+    wait = waiting[0].wait
+    finding = Finding(
+        rule="waiting-for-other-node",
+        verdict="found",
+        title=f"all ranks of this machine wait for another of the {nodes} nodes {what}",
+        ranks=tuple(rank.name for rank in waiting),
+        phase=phase,
+        confidence="medium",
+        because=evidence(
+            stands(case, waiting[0]), quiet(case, waiting[0]), last_line(case, waiting[0].name)
+        ),
+        advice=(
+            *(
+                (
+                    "start the other nodes with the same --dist-init-addr and --nnodes",
+                    "test from the other node that the address and port can be reached",
+                )
+                if meeting
+                else ("look at the other nodes: hangdoctor diagnose there",)
+            ),
+            *([_limit_advice(wait, waited_s)] if wait and wait.limit_s else []),
+        ),
+    )
+    # The other node may still come, minutes later where it must be scheduled and pull an image.
+    if past_normal(case, phase):
+        yield judge(case, waiting, finding, needed_s=STORAGE_FACTOR * case.stall_after_s)
+    else:
+        yield finding
+
+
+def all_ranks_in_same_wait(case: Case) -> Iterator[Finding]:
+    """All ranks wait in the same collective, and none is missing.
+
+    What it sees: every rank there, every stack in the same operation, for long.
+    Why it matters: no rank is to blame. The transport under the operation (NCCL, peer-to-peer,
+    InfiniBand, a wrong interface, shared memory) does not deliver, or a kernel never ends.
+    What to do: run with NCCL_DEBUG=INFO; try NCCL_P2P_DISABLE=1 together with
+    --disable-custom-all-reduce; test a bare all_reduce over the same devices.
+    """
+    graph = case.graph
+    everyone = [rank for rank in case.facts.ranks if rank.present]
+    if len(everyone) < 2 or len(graph.waiting) != len(everyone) or graph.absent:
+        return
+    if len(graph.operations) != 1 or (case.facts.sizes.get("nnodes", 1)) > 1:
+        return
+    if any(rank.moving for rank in graph.waiting):
+        return
+    wait = graph.waiting[0].wait
+    finding = Finding(
+        rule="all-ranks-in-same-wait",
+        verdict="found",
+        title=f"all {len(everyone)} ranks wait in the same operation "
+        f"({_operation(graph.waiting[0])}), and none stands out: its transport may not deliver",
+        ranks=tuple(rank.name for rank in everyone),
+        phase=earliest_phase(graph.waiting),
+        confidence="medium",
+        because=evidence(
+            stands(case, everyone[0]),
+            quiet(case, everyone[0]),
+            *(_spinning(case, rank) for rank in everyone[:2]),
+        ),
+        needs=("what the transport does: the same launch with NCCL_DEBUG=INFO",),
+        advice=(
+            "look again in a minute: a first collective may be slow",
+            "read the log of the first rank that printed something unusual before it",
+            "relaunch with NCCL_DEBUG=INFO and count 'Init START' and 'Init COMPLETE' lines",
+            "relaunch with NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce, both at once",
+            *([_limit_advice(wait, 0.0)] if wait and wait.limit_s else []),
+        ),
+    )
+    yield judge(case, graph.waiting, finding, needed_s=SYMMETRIC_FACTOR * case.stall_after_s)
+
+
+def all_ranks_wait_for_their_gpus(case: Case) -> Iterator[Finding]:
+    """All ranks wait for their own GPUs, and no rank is elsewhere.
+
+    What it sees: every rank in a synchronisation with its GPU, or its cards spinning; for long.
+    Why it matters: a kernel does not end. Either it waits in the GPU for a peer's kernel (custom
+    all-reduce, symmetric memory), or it is itself at fault; Python's stacks do not tell which.
+    What to do: relaunch with --disable-custom-all-reduce, then with --disable-cuda-graph; set
+    CUDA_LAUNCH_BLOCKING=1 to see which call launches the kernel.
+    """
+    graph = case.graph
+    everyone = [rank for rank in case.facts.ranks if rank.present]
+    if not everyone or len(graph.device) != len(everyone) or graph.absent:
+        return
+    if any(rank.moving is not False for rank in everyone):
+        return
+    single = len(everyone) == 1
+    names = tuple(rank.name for rank in everyone)
+    idle = [rank.name for rank in everyone if rank.reading == "idle"]
+    blurred = [rank.name for rank in everyone if rank.reading not in ("idle", "spinning")]
+    finding = Finding(
+        rule="all-ranks-wait-for-their-gpus",
+        verdict="found",
+        title=(
+            f"{names[0]} waits for its GPU: a kernel does not end"
+            if single
+            else f"all {len(everyone)} ranks wait for their GPUs: a kernel does not end, "
+            "which rank's is not seen"
+        ),
+        ranks=names,
+        culprits=names if single and _waited_s(everyone[0]) >= case.stall_after_s / 2 else (),
+        phase=earliest_phase(tuple(everyone)),
+        confidence="medium",
+        because=evidence(
+            *(_spinning(case, rank) for rank in everyone[:8]),
+            *(item for rank in everyone[:2] for item in (stands(case, rank), quiet(case, rank))),
+        ),
+        needs=(f"why the GPU of {enumerate_names(idle)} idles while its rank waits for it",)
+        if idle
+        else (),
+        advice=(
+            "relaunch with CUDA_LAUNCH_BLOCKING=1: the stack then shows the kernel's call",
+            *(() if single else ("relaunch with --disable-custom-all-reduce",)),
+            "relaunch with --disable-cuda-graph",
+        ),
+    )
+    found = judge(case, tuple(everyone), finding, needed_s=SYMMETRIC_FACTOR * case.stall_after_s)
+    if blurred and found.state == "hung":
+        found = msgspec.structs.replace(
+            finding,
+            verdict="undecided",
+            confidence="low",
+            needs=(
+                *finding.needs,
+                f"the idle power of the GPUs of {enumerate_names(blurred)}: does the kernel spin?",
+            ),
+        )
+    yield found
+
+
+def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
+    """Nothing moves, and no rank waits for another.
+
+    What it sees: every rank blocked outside any known operation of the group, without progress.
+    Why it matters: they wait for something outside: a file that does not deliver, a pipe, a lock,
+    a server. Or the only rank of the launch hangs.
+    What to do: see which file or socket it is; its innermost frames and system call say.
+    """
+    graph = case.graph
+    everyone = [rank for rank in case.facts.ranks if rank.present]
+    if not everyone or graph.waiting or graph.device or graph.unseen:
+        return
+    still = [rank for rank in graph.elsewhere if rank.moving is False]
+    if not still or len(still) != len(everyone):
+        return
+    same = len({rank.place.rpartition(":")[0] for rank in still}) == 1
+    first = still[0]
+    where = waits_in(first.wait) if first.wait else f"stands still at {first.place}"
+    single = len(everyone) == 1
+    spinning = tuple(rank.name for rank in still if rank.runaway_s is not None)
+    to_blame = spinning if len(spinning) == 1 else ()
+    if single:
+        to_blame = (first.name,) if _waited_s(first) >= case.stall_after_s / 2 else ()
+    title = (
+        f"{first.name} {where}"
+        if single
+        else f"all {len(still)} ranks "
+        + (
+            where.replace("waits", "wait").replace("stands", "stand")
+            if same
+            else "stand still, at different places"
+        )
+        + ", and none of them in a collective"
+    )
+    finding = Finding(
+        rule="all-ranks-stand-still",
+        verdict="found",
+        title=title,
+        ranks=tuple(rank.name for rank in still),
+        culprits=to_blame,
+        phase=earliest_phase(tuple(still)),
+        confidence="medium",
+        because=evidence(
+            *(item for rank in still[:2] for item in (stands(case, rank), quiet(case, rank))),
+            *(_waiting_file(case, rank) for rank in still[:2]),
+            *(_children(case, rank) for rank in still[:2]),
+            last_line(case, still[0].name),
+        ),
+        advice=_advice_for(tuple(still[:1])),
+    )
+    # A pipe without anybody at its other end does not come back; other silence may be storage's.
+    known = single or all(rank.kernel in _PIPE_WAITS for rank in still)
+    needed_s = case.hung_after_s if known else SYMMETRIC_FACTOR * case.stall_after_s
+    yield judge(case, tuple(still), finding, needed_s=needed_s)
+
+
+def waiting_for_rank_behind_in_log(case: Case) -> Iterator[Finding]:
+    """By the log, some ranks lack a line that their peers have.
+
+    What it sees: milestones per rank, where no stack tells more.
+    Why it matters: after loading, ranks wait in a barrier without a line; the ranks that lack
+    "Load weight end" are the ones that are waited for.
+    What to do: look at the stack of the rank that lacks the line.
+    """
+    if not case.observed or case.graph.suspects:
+        return
+    if not case.facts.log_is_whole:
+        return
+    missing = lacking(case.facts.timeline)
+    behind = {name: milestones for name, milestones in missing.items() if milestones}
+    if not behind or len(behind) == len(case.facts.ranks):
+        return
+    # A look at the stacks may have succeeded and shown none: each of them was refused.
+    if any(rank.stack is not None for rank in case.facts.ranks if rank.name in behind):
+        return
+    silent_s = case.log_still_s if case.observed else None
+    if silent_s is not None and silent_s < case.stall_after_s / 2:
+        return
+    names = tuple(behind)
+    first = next(iter(behind.values()))[0]
+    ranks = tuple(rank for rank in case.facts.ranks if rank.name in behind)
+    yield Finding(
+        rule="waiting-for-rank-behind-in-log",
+        verdict="undecided",
+        title=f"{enumerate_names(names)} {'lacks' if len(names) == 1 else 'lack'} "
+        f"the log line {line_of(case, first)} that the other ranks have",
+        ranks=names,
+        culprits=names,
+        phase=phase_lacked(case, behind) or earliest_phase(ranks),
+        confidence="low",
+        because=evidence(*(last_line(case, name) for name in names[:4])),
+        needs=(
+            f"the stack of {names[0]}: hangdoctor diagnose PID, as root or the same user",
+            *unseen_progress(case, earliest_phase(ranks)),
+        ),
+        advice=(f"look at where {names[0]} stands before you end the launch",),
+    )
+
+
+def eventfd_runaway(case: Case) -> Iterator[Finding]:
+    """A rank spins on an eventfd and does nothing else.
+
+    What it sees: writes of exactly 8 bytes (or refused ones, of 0) at more than 50,000 a second,
+    lasting, without progress of any other kind. Healthy pollers make hundreds to thousands.
+    Why it matters: the process looks busy, 100 % CPU and megabytes a second in /proc/PID/io, and
+    gets nowhere.
+    What to do: the innermost Python frame is the loop.
+    """
+    for rank in case.facts.ranks:
+        track = case.facts.track(rank)
+        if track is None or rank.runaway_s is None or rank.runaway_s < 3 or rank.moving:
+            continue
+        calls = track.write_calls_per_s or 0
+        yield Finding(
+            rule="eventfd-runaway",
+            verdict="found",
+            title=f"{rank.name} writes to an eventfd {calls:,.0f} times a second and does "
+            f"nothing else{f', in {rank.place}' if rank.place else ''}",
+            ranks=(rank.name,),
+            phase=rank.phase,
+            confidence="high" if rank.runaway_s >= case.stall_after_s / 2 else "medium",
+            because=evidence(
+                Evidence(
+                    text=f"{rank.name}: {calls:,.0f} writes/s of "
+                    f"{track.bytes_per_write or 0:.2f} bytes, "
+                    f"{track.read_calls_per_s or 0:,.0f} reads/s, for {rank.runaway_s:.0f} s",
+                    pid=rank.pid,
+                    rank=rank.name,
+                    at_s=case.facts.at_s,
+                ),
+                quiet(case, rank),
+            ),
+            advice=(f"read the loop: py-spy dump --nonblocking --pid {rank.pid}",),
+        )
+
+
+def busy_without_progress(case: Case) -> Iterator[Finding]:
+    """A rank uses a whole core and shows no progress.
+
+    What it sees: at least half a core, the same functions in every dump, no bytes, no memory.
+    Why it matters: it may spin, or compile inside the process; from outside these look alike.
+    What to do: wait for the phase's normal time, or look at native frames with consent
+    (--native stops the process for some milliseconds).
+    """
+    for rank in case.facts.ranks:
+        busy = rank.cpu_pct is not None and rank.cpu_pct >= 50
+        if not busy or rank.moving is not False or rank.wait or rank.runaway_s is not None:
+            continue
+        if rank.reading == "spinning" or (rank.still_s or 0) < case.stall_after_s / 2:
+            continue
+        yield Finding(
+            rule="busy-without-progress",
+            verdict="undecided",
+            title=f"{rank.name} uses {rank.cpu_pct:.0f} % CPU without visible progress",
+            ranks=(rank.name,),
+            phase=rank.phase,
+            confidence="low",
+            because=evidence(stands(case, rank), quiet(case, rank)),
+            needs=("native frames: --native (stops the process for some milliseconds)",),
+        )
+
+
+def _waited_s(rank: RankFacts) -> float:
+    """Return how long a rank was seen to stand where it waits, over at least two dumps."""
+    if rank.settled_s is None:
+        return 0.0
+    return min(rank.settled_s, rank.held_s if rank.held_s is not None else rank.settled_s)
+
+
+_PIPE_WAITS = (
+    "wait_for_partner",
+    "fifo_open",
+    "anon_pipe_read",
+    "fifo_pipe_read",
+    "pipe_read",
+    "pipe_wait_readable",
+)
+"""Kernel functions in which a reader or writer of a pipe or FIFO sleeps, of several versions."""
+
+
+def _operation(rank: RankFacts) -> str:
+    if rank.wait is None:
+        return "no operation"
+    title = rank.wait.title
+    function = rank.operation[0].rpartition(":")[2] if rank.operation else ""
+    return title if function in title or not function else f"{title}: {function}"
+
+
+def _spinning(case: Case, rank: RankFacts) -> Evidence | None:
+    for index in rank.cards:
+        card = case.facts.cards.get(index)
+        if card is None or isinstance(card.gpu, Missing):
+            continue
+        power = f", {card.gpu.power_w:.0f} W" if card.gpu.power_w is not None else ""
+        return Evidence(
+            text=f"GPU {index} of {rank.name} reads {card.reading}: {card.gpu.util_pct} % busy, "
+            f"memory {card.gpu.memory_util_pct} %{power}",
+            rank=rank.name,
+            at_s=case.facts.at_s,
+        )
+    return None
+
+
+def _waiting_file(case: Case, rank: RankFacts) -> Evidence | None:
+    """Say which open file a rank's main thread waits for, where its system call names one."""
+    track = case.facts.track(rank)
+    if track is None or not track.process.threads:
+        return None
+    words = (track.process.threads[0].syscall or "").split()
+    reads = {"0", "17", "19", "63", "67"}  # read, pread64, readv on x86-64; read, pread64 on arm64
+    if len(words) < 2 or words[0] not in reads:
+        return None
+    fd = int(words[1], 16)
+    for file in track.process.files or ():
+        if file.fd == fd:
+            return Evidence(
+                text=f"{rank.name} waits in read() of {file.kind} {file.target}",
+                rank=rank.name,
+                pid=rank.pid,
+            )
+    return None
+
+
+def _children(case: Case, rank: RankFacts) -> Evidence | None:
+    """Say what a rank that waits for a process has started."""
+    if rank.wait is None or rank.wait.kind != "child":
+        return None
+    started = [
+        track
+        for track in case.facts.tracks.values()
+        if track.owner == rank.pid and track.present and rank.pid is not None
+    ]
+    shown = ", ".join(
+        f"{track.process.comm} (pid {track.process.pid}, state {track.process.state})"
+        for track in started[:4]
+    )
+    return Evidence(
+        text=f"{rank.name} has started {shown or 'no process that is still there'}",
+        rank=rank.name,
+        pid=rank.pid,
+    )
+
+
+def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
+    advice = []
+    for rank in suspects[:2]:
+        if rank.pid is None:
+            continue
+        if rank.kernel in ("wait_for_partner", "fifo_open"):
+            advice.append(
+                f"{rank.name} is blocked in open() of a FIFO that nobody reads or writes; its "
+                f"path: py-spy dump --nonblocking --locals --pid {rank.pid}"
+            )
+        elif rank.wait and rank.wait.kind in _ADVICE:
+            advice.append(_ADVICE[rank.wait.kind].format(pid=rank.pid))
+        elif rank.place:
+            advice.append(f"read the code at {rank.place}: {rank.name} does not come back from it")
+        advice.append(f"look again: py-spy dump --nonblocking --pid {rank.pid}")
+    advice.append("save everything before you end it: hangdoctor diagnose PID --record DIR")
+    return tuple(advice)
+
+
+_ADVICE = {
+    "lock": "see which lock file it is and who holds it: ls -l /proc/{pid}/fd | grep -i lock, then "
+    "fuser FILE; a file that nobody holds was left by a start that was killed: delete it",
+    "network": "see whom it talks to: ss -tnp | grep 'pid={pid},'; set HF_HUB_OFFLINE=1 where the "
+    "files are there already",
+    "child": "see what it has started: ps --forest -o pid,stat,wchan:20,time,args -g {pid}",
+    "device": "set CUDA_LAUNCH_BLOCKING=1 and relaunch: the stack then shows the kernel's call",
+}
+
+
+def _limit_advice(wait: Wait, waited_s: float) -> str:
+    limit_s, note = wait.limit_s or 0.0, wait.limit_note
+    left = limit_s - waited_s
+    when = f"in {left:.0f} s" if left > 0 else "any moment now"
+    return f"the engine's own limit of {limit_s:.0f} s ends this wait {when}: {note}".rstrip(": ")
+
+
+def _still_moving(finding: Finding, moving: list[str], suspects: tuple[RankFacts, ...]) -> Finding:
+    what = "; ".join(f"{rank.name}: {rank.moved_by}" for rank in suspects if rank.moved_by)
+    return msgspec.structs.replace(
+        finding,
+        confidence="low",
+        title=f"{finding.title}, and still moves",
+        because=(Evidence(text=f"{enumerate_names(moving)} moves: {what}"), *finding.because),
+    )

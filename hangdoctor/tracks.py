@@ -1,0 +1,338 @@
+"""One process over time: what of it moved between two looks, and what only span.
+
+*Moving* is progress towards the next milestone. Bytes from regular files, memory that grows
+beyond all it had, a stack never seen before, and work of descendants count. CPU alone, and bytes
+on eventfds, pipes and sockets do not: a stuck rank can read 13 MB/s from an eventfd.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hangdoctor.frames import find_wait, main_thread, python_frames, same_shape, shape
+from hangdoctor.model import Frame, Missing, Process, ProcessStacks, Struct, ThreadStack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hangdoctor.engines import Wait
+
+DISK_BYTES_PER_S = 64 * 1024
+"""Slower reading is a log or an import, not a load: the slowest load on record made 28 MiB/s."""
+GROWTH_BYTES = 4 << 20
+"""Growth of resident memory below this is an allocator's noise."""
+FILE_GROWTH_BYTES = 1 << 20
+GROWTH_WINDOW_S = 10.0
+"""Growth adds up for so long: eight ranks that share a slow network file system get little each."""
+WRITE_BYTES_PER_S = 1 << 20
+"""A download that fills a file, or a compiler's output; logs are slower."""
+RUNAWAY_CALLS_PER_S = 50_000
+"""Healthy pollers make hundreds to thousands; a runaway eventfd loop 500,000 and more. Measured."""
+SHAPES_REMEMBERED = 32
+"""A stack seen among the last so many different ones is not progress but a loop."""
+STORAGE_WAITS = (
+    "request_wait_answer",
+    "fuse_",
+    "nfs",
+    "rpc_wait",
+    "folio_wait",
+    "wait_on_page",
+    "io_schedule",
+    "cl_sync_io",
+    "ll_",
+    "ceph_",
+    "netfs_",
+    "p9_",
+)
+"""Beginnings of kernel functions (/proc/PID/wchan) in which a thread waits for a file system."""
+WORKERS = ("ThreadPoolExecutor",)
+"""Threads besides the main thread that do a rank's own work; all others only keep it company."""
+
+
+class Track(Struct, frozen=True):
+    """What is known of one process.
+
+    Attributes:
+        process: as last seen.
+        role, rank: what it is in the launch; rank is None for processes that are none.
+        owner: pid of the nearest ancestor with a role of its own; None for such a process itself.
+        first_at_s, seen_at_s: recording time of the first and the last look at it.
+        present: it was there at the last look at processes.
+        exit_status: as in Processes.ended.
+        cpu_pct: of one core, between the last two looks.
+        write_calls_per_s, bytes_per_write, read_calls_per_s, bytes_per_read: from /proc/PID/io.
+        runaway_since_s: since then it makes tiny writes at a rate no event explains.
+        peak_rss_bytes: the most it had GROWTH_WINDOW_S ago, or when it last moved by growing.
+        positions: offsets of its open files at files_at_s, by descriptor and path.
+        peak_rss_at_s: when that was.
+        peak_rss_file_bytes: the most of files that it had when that last counted as progress.
+        stack: Python frames of the main thread, innermost first; None where never seen.
+        native_top: innermost native frame of the last dump that had one.
+        stack_missing: why the last dump of it failed.
+        dumps: how often it was dumped.
+        settled_at_s: time of the last dump with a stack that was new; settled_dumps: how many
+            dumps there were since, that one included.
+        wait: the wait that its stack stands in, and the index of that frame.
+        held_since_s: time of the first of the dumps in a row that show it in this same operation.
+        idle_at_s: time of the last dump that showed it waiting for requests.
+        moved_at_s: when it last moved; None if never seen to.
+        moved_by: how, for people.
+    """
+
+    process: Process
+    role: str = ""
+    rank: str | None = None
+    owner: int | None = None
+    first_at_s: float = 0.0
+    seen_at_s: float = 0.0
+    present: bool = True
+    exit_status: int | None = None
+    cpu_pct: float | None = None
+    write_calls_per_s: float | None = None
+    bytes_per_write: float | None = None
+    read_calls_per_s: float | None = None
+    bytes_per_read: float | None = None
+    runaway_since_s: float | None = None
+    peak_rss_bytes: int = 0
+    peak_rss_at_s: float = 0.0
+    peak_rss_file_bytes: int = 0
+    positions: dict[tuple[int, str], int] = {}
+    files_at_s: float = 0.0
+    stack: tuple[Frame, ...] | None = None
+    stack_at_s: float | None = None
+    native_top: str = ""
+    stack_missing: Missing | None = None
+    active: bool | None = None
+    owns_gil: bool | None = None
+    other_threads: tuple[tuple[Frame, ...], ...] = ()
+    dumps: int = 0
+    settled_at_s: float | None = None
+    settled_dumps: int = 0
+    shapes: tuple[tuple[str, ...], ...] = ()
+    wait: tuple[str, int] | None = None
+    held_since_s: float | None = None
+    idle_at_s: float | None = None
+    moved_at_s: float | None = None
+    moved_by: str = ""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether its main thread slept and it used next to no CPU between the last two looks."""
+        return self.process.state in "SDTt" and self.cpu_pct is not None and self.cpu_pct < 20
+
+
+def see_process(track: Track | None, process: Process, at_s: float) -> Track:
+    """Take in a process as it is now; derive rates, and whether it moved, from the last look."""
+    if track is None:
+        return Track(
+            process=process,
+            first_at_s=at_s,
+            seen_at_s=at_s,
+            peak_rss_at_s=at_s,
+            peak_rss_bytes=process.rss_bytes or 0,
+            peak_rss_file_bytes=process.rss_file_bytes or 0,
+            positions=_positions(process),
+            files_at_s=at_s,
+        )
+    seconds = at_s - track.seen_at_s
+    if seconds <= 0:
+        return track
+    changes: dict[str, Any] = dict(_rates(track.process, process, seconds))
+    runaway = (
+        (changes["write_calls_per_s"] or 0) > RUNAWAY_CALLS_PER_S
+        and 0 <= (changes["bytes_per_write"] or 0) <= 8.001  # 0: the eventfd is full, EAGAIN
+    )
+    changes["runaway_since_s"] = (track.runaway_since_s or track.seen_at_s) if runaway else None
+    if changes["write_calls_per_s"] is None:
+        changes["runaway_since_s"] = track.runaway_since_s
+    moved_by = _progress(track, process, seconds)
+    if moved_by:
+        changes |= {"moved_at_s": at_s, "moved_by": moved_by}
+    return msgspec.structs.replace(
+        track,
+        process=process,
+        present=True,
+        seen_at_s=at_s,
+        positions=track.positions if process.files is None else _positions(process),
+        files_at_s=track.files_at_s if process.files is None else at_s,
+        **_peaks(track, process, at_s),
+        **changes,
+    )
+
+
+def see_stacks(
+    track: Track, stacks: ProcessStacks | Missing, at_s: float, waits: Sequence[Wait]
+) -> Track:
+    """Take in a dump of the process: where it stands, since when, and whether that is new."""
+    if isinstance(stacks, Missing):
+        return msgspec.structs.replace(track, stack_missing=stacks)
+    main = main_thread(stacks)
+    frames = python_frames(main) if main else ()
+    if main is None or not frames:  # py-spy now and then catches a thread between two frames
+        return msgspec.structs.replace(track, stack_missing=None)
+    others = tuple(python_frames(thread) for thread in stacks.threads if thread is not main)
+    now = shape(frames)
+    workers = [
+        shape(python_frames(thread))
+        for thread in stacks.threads
+        if thread.name.startswith(WORKERS) and thread.active
+    ]
+    novel = [each for each in (now, *workers) if not _remembered(each, track.shapes)]
+    wait = find_wait(frames, waits)
+    changes: dict[str, object] = {}
+    idle = wait is not None and wait[0].kind == "idle"
+    if novel and track.dumps and not idle:
+        changes = {
+            "moved_at_s": at_s,
+            "moved_by": f"its stack changes, now in {frames[0].function}",
+        }
+    return msgspec.structs.replace(
+        track,
+        stack=frames,
+        stack_at_s=at_s,
+        native_top=_native_top(main),
+        stack_missing=None,
+        active=main.active,
+        owns_gil=main.owns_gil,
+        other_threads=others,
+        dumps=track.dumps + 1,
+        settled_at_s=at_s if novel else track.settled_at_s,
+        settled_dumps=1 if novel else track.settled_dumps + 1,
+        shapes=(*track.shapes, *novel)[-SHAPES_REMEMBERED:],
+        wait=(wait[0].id, wait[1]) if wait else None,
+        held_since_s=_held_since(track, frames, wait, at_s),
+        idle_at_s=at_s if idle else track.idle_at_s,
+        # A dump with native frames reads the target's libraries, and so maps pages of them.
+        peak_rss_file_bytes=0 if stacks.native else track.peak_rss_file_bytes,
+        **changes,
+    )
+
+
+def on_storage(process: Process) -> str:
+    """Return what a thread waits for in a file system, in the kernel's words; "" if none does.
+
+    A thread in state D does; one that waits for FUSE, NFS or Lustre may be in state S. The threads
+    of a multi-thread loader wait in the main thread's place.
+    """
+    for thread in process.threads:
+        kernel = thread.wchan or ""
+        if thread.state == "D" or (thread.state == "S" and kernel.startswith(STORAGE_WAITS)):
+            return kernel if kernel not in ("", "0") else "state D"
+    return ""
+
+
+def moved(track: Track, at_s: float, moved_by: str) -> Track:
+    """Return the track with progress that was seen elsewhere: the log, the GPU, a descendant."""
+    return msgspec.structs.replace(track, moved_at_s=at_s, moved_by=moved_by)
+
+
+def _rates(before: Process, now: Process, seconds: float) -> dict[str, float | None]:
+    rates: dict[str, float | None] = {"cpu_pct": 100 * (now.cpu_s - before.cpu_s) / seconds}
+    if before.io is None or now.io is None:
+        nothing = ("write_calls_per_s", "bytes_per_write", "read_calls_per_s", "bytes_per_read")
+        return rates | dict.fromkeys(nothing)
+    writes, reads = now.io.syscw - before.io.syscw, now.io.syscr - before.io.syscr
+    rates["write_calls_per_s"] = writes / seconds
+    rates["read_calls_per_s"] = reads / seconds
+    rates["bytes_per_write"] = (now.io.wchar - before.io.wchar) / writes if writes else None
+    rates["bytes_per_read"] = (now.io.rchar - before.io.rchar) / reads if reads else None
+    return rates
+
+
+def _progress(track: Track, now: Process, seconds: float) -> str:
+    """Say by what a process moved since the last look; empty if by nothing."""
+    before = track.process
+    if before.io and now.io:
+        disk = (now.io.read_bytes - before.io.read_bytes) / seconds
+        if disk > DISK_BYTES_PER_S:
+            return f"reads {_rate(disk)} from disk"
+        written = (now.io.write_bytes - before.io.write_bytes) / seconds
+        if written > WRITE_BYTES_PER_S:
+            return f"writes {_rate(written)} to disk"
+    files_s = track.seen_at_s + seconds - track.files_at_s  # files are looked at less often
+    for file, position in _positions(now).items():
+        if position > track.positions.get(file, position):
+            speed = (position - track.positions[file]) / files_s
+            if speed > DISK_BYTES_PER_S:
+                return f"reads {_rate(speed)} of {file[1].rpartition('/')[2]}"
+    since_s = max(seconds, track.seen_at_s + seconds - track.peak_rss_at_s)
+    if _grown(track.peak_rss_file_bytes, now.rss_file_bytes) > FILE_GROWTH_BYTES:
+        grown = _grown(track.peak_rss_file_bytes, now.rss_file_bytes)
+        return f"maps {_rate(grown).removesuffix('/s')} more of files"
+    if _grown(track.peak_rss_bytes, now.rss_bytes) > GROWTH_BYTES:
+        return f"its memory grows by {_rate(_grown(track.peak_rss_bytes, now.rss_bytes) / since_s)}"
+    if before.children_cpu_s is not None and now.children_cpu_s is not None:
+        worked = now.children_cpu_s - before.children_cpu_s
+        if worked > 0.05 * seconds:
+            return f"children that ended had used {worked:.1f} s of CPU"
+    return ""
+
+
+def _held_since(
+    track: Track, frames: tuple[Frame, ...], wait: tuple[Wait, int] | None, at_s: float
+) -> float | None:
+    """Return since when every dump shows the operation that the newest one shows."""
+    if wait is None:
+        return None
+    if track.wait is None or track.stack is None or track.held_since_s is None:
+        return at_s
+    same = track.wait[0] == wait[0].id and same_shape(
+        shape(track.stack[track.wait[1] :]), shape(frames[wait[1] :])
+    )
+    return track.held_since_s if same else at_s
+
+
+def _grown(peak_bytes: int, now_bytes: int | None) -> int:
+    """Return the growth beyond a peak; 0 where one of them is not known."""
+    return max(0, now_bytes - peak_bytes) if peak_bytes and now_bytes else 0
+
+
+def _peaks(track: Track, now: Process, at_s: float) -> dict[str, Any]:
+    """Return the peaks to measure the next growth by.
+
+    Pages of files that were never mapped before add up for ever: what is stuck maps none. Other
+    memory leaks, so that its growth counts only if it is quick.
+    """
+    peaks: dict[str, Any] = {}
+    mapped = _grown(track.peak_rss_file_bytes, now.rss_file_bytes)
+    if mapped > FILE_GROWTH_BYTES or not track.peak_rss_file_bytes:
+        peaks["peak_rss_file_bytes"] = now.rss_file_bytes or 0
+    grown = _grown(track.peak_rss_bytes, now.rss_bytes)
+    if grown > GROWTH_BYTES or at_s - track.peak_rss_at_s >= GROWTH_WINDOW_S:
+        peaks["peak_rss_bytes"] = max(track.peak_rss_bytes, now.rss_bytes or 0)
+        peaks["peak_rss_at_s"] = at_s
+    return peaks
+
+
+def _remembered(one: tuple[str, ...], shapes: Sequence[tuple[str, ...]]) -> bool:
+    return any(same_shape(one, other) for other in shapes)
+
+
+def _positions(process: Process) -> dict[tuple[int, str], int]:
+    """Return the offsets of its open regular files, by descriptor and path."""
+    return {
+        (file.fd, file.target): file.position
+        for file in process.files or ()
+        if file.kind == "file" and file.position is not None
+    }
+
+
+def _native_top(thread: ThreadStack) -> str:
+    native = next(iter(thread.frames), None)
+    if native is None or native.path.endswith(".py") or native.path.startswith("<"):
+        return ""
+    return f"{native.function} ({native.path.rpartition('/')[2]})"
+
+
+def _rate(bytes_per_s: float) -> str:
+    """Write a rate for people.
+
+    >>> _rate(5_200_000), _rate(1_300), _rate(704e9)
+    ('5.2 MB/s', '1.3 kB/s', '704.0 GB/s')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_per_s >= size:
+            return f"{bytes_per_s / size:.1f} {unit}/s"
+    return f"{bytes_per_s:.0f} B/s"

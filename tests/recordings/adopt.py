@@ -1,0 +1,140 @@
+"""Make a case for the tests out of a recording that `--record` made of a launch with a fault.
+
+    python tests/recordings/adopt.py RECORDING tests/recordings/CASE [OLD=NEW ...]
+
+Leaves out the frames of the fault itself (sitecustomize.py) with the native ones above them, and
+of processes that are neither rank nor launcher the idle ones and all threads but the main one.
+OLD=NEW replaces paths of the machine. cause.toml is written by hand.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from pathlib import Path
+
+import msgspec
+
+from hangdoctor import engines
+from hangdoctor.frames import is_python
+from hangdoctor.model import Gpu, Gpus, Processes, ProcessStacks, Stacks
+from hangdoctor.recording import HEADER_NAME, LOG_NAME, SNAPSHOTS_NAME, load
+
+FAULT = "sitecustomize.py"
+replace = msgspec.structs.replace
+
+
+def replace_syscall(thread):
+    return replace(thread, syscall=None)
+
+
+def adopt(source, case, paths):
+    recording = load(source)
+    case.mkdir(parents=True)
+    sglang = engines.load("sglang")
+    ours = {
+        process.pid
+        for snapshot in recording.snapshots
+        if isinstance(snapshot.processes, Processes)
+        for process in snapshot.processes.processes
+        if engines.role_of(sglang, process.title) is not None
+    }
+    busy = _busy(recording.snapshots)
+    snapshots = [_snapshot(each, ours, busy, sglang) for each in recording.snapshots]
+    lines = b"".join(_neutral(msgspec.json.encode(each), paths) + b"\n" for each in snapshots)
+    (case / (SNAPSHOTS_NAME + ".gz")).write_bytes(gzip.compress(lines, 9, mtime=0))
+    header = replace(
+        recording.header,
+        installation=None,
+        log=replace(recording.header.log, origin=LOG_NAME),
+        source=case.name,
+    )
+    (case / HEADER_NAME).write_bytes(
+        _neutral(msgspec.json.format(msgspec.json.encode(header)), paths)
+    )
+    # The log keeps its length: snapshots point into it.
+    (case / LOG_NAME).write_bytes(_same_length(recording.log_path.read_bytes(), paths))
+
+
+def _busy(snapshots):
+    """Return the pids that used CPU after they were first seen; pools of idle workers do not."""
+    first, busy = {}, set()
+    for snapshot in snapshots:
+        if isinstance(snapshot.processes, Processes):
+            for process in snapshot.processes.processes:
+                if process.cpu_s > first.setdefault(process.pid, process.cpu_s) + 0.1:
+                    busy.add(process.pid)
+    return busy
+
+
+def _snapshot(snapshot, ours, busy, sglang):
+    processes, stacks, gpus = snapshot.processes, snapshot.stacks, snapshot.gpus
+    if isinstance(processes, Processes):
+        kept = tuple(
+            _process(process, sglang)
+            for process in processes.processes
+            if process.pid in busy or _of_the_launch(process, sglang)
+        )
+        processes = replace(processes, processes=kept)
+    if isinstance(stacks, Stacks):
+        stacks = Stacks(
+            by_pid={
+                pid: replace(
+                    stack, threads=tuple(_without_fault(thread) for thread in stack.threads)
+                )
+                if isinstance(stack, ProcessStacks)
+                else stack
+                for pid, stack in stacks.by_pid.items()
+            }
+        )
+    if isinstance(gpus, Gpus):
+        cards = {
+            index: replace(
+                gpu, processes=tuple(each for each in gpu.processes or () if each.pid in ours)
+            )
+            if isinstance(gpu, Gpu)
+            else gpu
+            for index, gpu in gpus.cards.items()
+        }
+        gpus = replace(gpus, cards=cards)
+    return replace(snapshot, processes=processes, stacks=stacks, gpus=gpus)
+
+
+def _of_the_launch(process, sglang):
+    role = engines.role_of(sglang, process.title)
+    return role is not None and not role.helper
+
+
+def _process(process, sglang):
+    if _of_the_launch(process, sglang):
+        helpers = tuple(
+            replace_syscall(thread) if thread.state == "S" else thread
+            for thread in process.threads[1:]
+        )
+        return replace(process, threads=(*process.threads[:1], *helpers))
+    return replace(process, threads=process.threads[:1], files=None)
+
+
+def _without_fault(thread):
+    python = [frame for frame in thread.frames if is_python(frame)]
+    frames = thread.frames
+    if python and python[0].path.endswith(FAULT):  # what it called, native, is the fault's too
+        frames = frames[frames.index(python[0]) :]
+    return replace(thread, frames=tuple(f for f in frames if not f.path.endswith(FAULT)))
+
+
+def _neutral(data, paths):
+    for old, new in paths:
+        data = data.replace(old, new)
+    return data
+
+
+def _same_length(data, paths):
+    for old, new in paths:
+        data = data.replace(old, new[: len(old)].ljust(len(old), b"_"))
+    return data
+
+
+if __name__ == "__main__":
+    pairs = [tuple(part.encode() for part in each.split("=", 1)) for each in sys.argv[3:]]
+    adopt(Path(sys.argv[1]), Path(sys.argv[2]), pairs)

@@ -1,0 +1,432 @@
+"""Verdicts on launches that were told about in public, and on those that nearly look like them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hangdoctor import engines
+from hangdoctor.diagnose import diagnose
+from hangdoctor.facts import begin, derive, step
+from hangdoctor.frames import call_path, shape
+from hangdoctor.model import Frame, Missing, Stacks
+from hangdoctor.recording import bare_log, load
+
+sys.path.insert(0, str(Path(__file__).parent))
+import scenarios as told  # test material beside the tests
+from scenarios import Does, good_log, launch
+
+SGLANG = engines.load("sglang")
+replace = msgspec.structs.replace
+RECORDINGS = Path(__file__).parent / "recordings"
+
+
+def ranks(count, does, **others):
+    """Return what `count` ranks do; `TP2=Does(...)` for the one that does something else."""
+    return {f"TP{rank}": does for rank in range(count)} | others
+
+
+def verdict(recording):
+    return diagnose(derive(recording, SGLANG), SGLANG)
+
+
+def states(recording):
+    """Return the states that someone who watched would have been told, in their order."""
+    facts, found = begin(recording.header, SGLANG), []
+    for snapshot, blocks in recording.steps():
+        facts = step(facts, snapshot, blocks, SGLANG)
+        found.append(diagnose(facts, SGLANG).state)
+    return found
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        {"reads_per_s": 28 << 20, "cpu_pct": 97},
+        {"maps_per_s": 400 << 10},
+        {"grows_per_s": 1 << 20},
+        {"gpu_grows_per_s": 512 << 10},
+    ],
+    ids=["bytes from disk", "pages of files", "memory", "memory of the GPU"],
+)
+def test_a_load_that_crawls_from_a_network_file_system_is_not_hung(slow, tmp_path):
+    load = Does(stack=told.MMAP, state="D", kernel="folio_wait_bit_common", **slow)
+    names = [f"TP{rank}" for rank in range(4)]
+    recording = launch(tmp_path, ranks(4, load), log=good_log(names, "load-end"), seconds=200)
+    assert set(states(recording)[30:]) == {"starting"}
+
+
+SERVES = {
+    "TP0": Does(stacks=(told.BATCH_ALL_REDUCE, told.RECEIVE, told.RECEIVE), cpu_pct=30),
+    "TP1": Does(stacks=(told.BATCH_FORWARD, told.IDLE_BROADCAST, told.RECEIVE), cpu_pct=30),
+}
+
+
+@pytest.mark.parametrize("gpus", [True, False], ids=["with GPUs", "without"])
+def test_a_server_with_a_request_now_and_then_is_ready_in_every_look(gpus, tmp_path):
+    log = good_log(("TP0", "TP1"), "")
+    recording = launch(
+        tmp_path, SERVES, log=log, seconds=3900, began_s=3600, launcher=told.SERVES, gpus=gpus
+    )
+    assert set(states(recording)) == {"ready"}
+
+
+def test_a_busy_server_whose_gpus_cannot_be_seen_is_ready_in_every_look(tmp_path):
+    busy = Does(
+        stacks=(told.BATCH_ALL_REDUCE, told.BATCH_FORWARD, told.BATCH_ALL_GATHER),
+        state="R",
+        cpu_pct=100,
+    )
+    recording = launch(
+        tmp_path,
+        ranks(2, busy),
+        log=good_log(("TP0", "TP1"), ""),
+        seconds=3900,
+        began_s=3600,
+        launcher=told.SERVES,
+        gpus=False,
+    )
+    assert set(states(recording)) == {"ready"}
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        Does(stack=told.MMAP, state="D", cpu_pct=0),
+        Does(stack=told.MMAP, kernel="request_wait_answer", cpu_pct=0),
+        Does(stack=told.REPACK, state="R", cpu_pct=100),
+        Does(stack=told.NINJA, children=(("/usr/bin/ld -o kernel.so", 0.5),)),
+    ],
+    ids=["on storage", "on FUSE", "busy", "on a linker"],
+)
+def test_a_short_look_and_a_silent_log_do_not_make_a_rank_hung_that_may_be_at_work(does, tmp_path):
+    waits = Does(stack=told.BARRIER)
+    log = good_log(("TP0", "TP1"), "load-end")
+    recording = launch(tmp_path, ranks(2, waits, TP1=does), log=log, seconds=615, began_s=600)
+    found = verdict(recording)
+    assert (found.state, found.culprits) == ("unknown", ("TP1",))
+
+
+def test_a_short_look_and_a_silent_log_are_enough_for_a_rank_that_sleeps(tmp_path):
+    waits, sleeps = Does(stack=told.BARRIER), Does(stack=told.LOADING, cpu_pct=0)
+    log = good_log(("TP0", "TP1"), "load-end")
+    recording = launch(tmp_path, ranks(2, waits, TP1=sleeps), log=log, seconds=615, began_s=600)
+    found = verdict(recording)
+    assert (found.state, found.culprits, found.confidence) == ("hung", ("TP1",), "medium")
+
+
+def test_storage_that_pauses_for_two_minutes_is_not_hung(tmp_path):
+    load = Does(stack=told.MMAP, state="D", reads_per_s=90 << 20)
+    pause = Does(stack=told.MMAP, state="D", cpu_pct=0)
+    doing = ((0.0, load), (60.0, pause), (180.0, load))
+    names = [f"TP{rank}" for rank in range(8)]
+    recording = launch(tmp_path, ranks(8, doing), log=good_log(names, "load-end"), seconds=200)
+    assert "hung" not in states(recording)
+
+
+def test_a_rank_that_sleeps_for_half_a_minute_and_goes_on_was_never_hung(tmp_path):
+    load = Does(stack=told.COPY, state="R", cpu_pct=100, grows_per_s=256 << 20)
+    sleeps = Does(stack=told.LOADING, cpu_pct=0)
+    doing = {
+        "TP0": ((0.0, load), (30.0, Does(stack=told.BARRIER))),
+        "TP1": ((0.0, load), (30.0, sleeps), (62.0, load)),
+    }
+    recording = launch(tmp_path, doing, log=good_log(tuple(doing), "load-end"), seconds=100)
+    found = states(recording)
+    assert "hung" not in found
+    assert found[-1] == "starting"
+
+
+SPINS = (100, 0, 9.0)
+SYNC_IN_CAPTURE = (*told.SYNC[:1], *told.CAPTURE)
+
+
+@pytest.mark.parametrize(("count", "culprits"), [(1, ("TP0",)), (8, ())])
+def test_a_kernel_that_never_ends_is_hung_and_names_a_rank_only_where_there_is_one(
+    count, culprits, tmp_path
+):
+    captures = Does(stack=told.CAPTURE)
+    spins = Does(stack=SYNC_IN_CAPTURE, state="R", cpu_pct=100, gpu=SPINS)
+    doing = ((0.0, captures), (40.0, spins))
+    names = [f"TP{rank}" for rank in range(count)]
+    recording = launch(
+        tmp_path, ranks(count, doing), log=good_log(names, "capture-end"), seconds=220
+    )
+    found = verdict(recording)
+    assert (found.state, found.phase, found.culprits) == ("hung", "graph-capture", culprits)
+    assert states(recording)[:160].count("hung") == 0
+
+
+def test_a_kernel_that_is_met_late_is_not_called_hung_without_the_cards_idle_power(tmp_path):
+    spins = Does(stack=SYNC_IN_CAPTURE, state="R", cpu_pct=100, gpu=SPINS)
+    log = good_log(("TP0", "TP1"), "capture-end")
+    recording = launch(tmp_path, ranks(2, spins), log=log, seconds=800, began_s=600)
+    found = verdict(recording)
+    assert (found.state, found.culprits) == ("unknown", ())
+    assert "wait for their GPUs" in found.title
+
+
+def test_ranks_at_different_steps_of_the_rendezvous_are_hung_only_after_long(tmp_path):
+    doing = ranks(4, Does(stack=told.NCCL_INIT), TP3=Does(stack=told.NEW_GROUP))
+    log = good_log(tuple(doing), "dist-end")
+    recording = launch(tmp_path, doing, log=log, seconds=200)
+    found = verdict(recording)
+    assert (found.state, found.phase, found.culprits) == ("hung", "distributed-init", ())
+    assert states(recording)[:130].count("hung") == 0
+
+
+def test_another_node_may_come_four_minutes_late(tmp_path):
+    doing = ranks(4, Does(stack=told.TCP_STORE))
+    command = "python3 -m sglang.launch_server --model-path /m --tp 8 --nnodes 2 --node-rank 0"
+    log = good_log(tuple(doing), "nccl")
+    recording = launch(tmp_path, doing, log=log, seconds=400, command=command)
+    found = verdict(recording)
+    assert "hung" not in states(recording)[:300]
+    assert (found.state, found.culprits) == ("hung", ())
+    assert "another of the 2 nodes" in found.title
+
+
+def test_a_lock_file_is_advised_on_as_one(tmp_path):
+    recording = launch(
+        tmp_path,
+        ranks(2, Does(stack=told.JIT_LOCK)),
+        log=good_log(("TP0", "TP1"), "capture-end"),
+        seconds=300,
+    )
+    found = verdict(recording)
+    assert found.state == "unknown"
+    assert "wait for a lock file" in found.title
+    assert any("fuser" in advice for advice in found.findings[0].advice)
+
+
+TWO_REPLICAS = "python3 -m sglang.launch_server --model-path /m --tp 2 --dp 2"
+
+
+def test_an_idle_replica_is_no_part_of_another_replicas_waits(tmp_path):
+    idle, waits = Does(stack=told.IDLE_BROADCAST, state="R"), Does(stack=told.BATCH_ALL_REDUCE)
+    doing = {"DP0 TP0": idle, "DP0 TP1": idle, "DP1 TP0": waits, "DP1 TP1": waits}
+    recording = launch(
+        tmp_path,
+        doing,
+        log=good_log(tuple(doing), ""),
+        seconds=300,
+        command=TWO_REPLICAS,
+        launcher=told.SERVES,
+    )
+    found = verdict(recording)
+    assert (found.state, found.culprits) == ("hung", ())
+    assert found.findings[0].rule == "all-ranks-in-same-wait"
+    assert found.findings[0].ranks == ("DP1 TP0", "DP1 TP1")
+
+
+def test_a_replica_that_loads_is_not_to_blame_for_another_replicas_collective(tmp_path):
+    waits, loads = Does(stack=told.CAPTURE_ALL_REDUCE), Does(stack=told.HUB, cpu_pct=1)
+    doing = {"DP0 TP0": waits, "DP0 TP1": waits, "DP1 TP0": loads, "DP1 TP1": loads}
+    recording = launch(
+        tmp_path,
+        doing,
+        log=good_log(("DP0 TP0", "DP0 TP1"), "capture-end")
+        + good_log(("DP1 TP0", "DP1 TP1"), "load-end"),
+        seconds=300,
+        command=TWO_REPLICAS,
+    )
+    assert verdict(recording).culprits == ()
+
+
+def test_a_rank_that_still_imports_is_whom_the_others_wait_for(tmp_path):
+    imports = Does(stack=told.IMPORTS, state="D", kernel="nfs_wait_bit_killable")
+    doing = {"TP0": Does(stack=told.TCP_STORE), "TP1": imports}
+    log = [(0, "|server_args=ServerArgs(model_path='/m', tp_size=2)")]
+    log += [(18, "TP0|Init torch distributed begin.")]
+    recording = launch(tmp_path, doing, log=log, seconds=120)
+    found = verdict(recording)
+    assert (found.state, found.phase, found.culprits) == ("unknown", "start", ("TP1",))
+    assert "still starts" in found.title
+
+
+@pytest.mark.parametrize("upto", ["prefill", None], ids=["with a log", "without"])
+def test_a_warm_up_request_without_an_answer_is_seen_with_and_without_a_log(upto, tmp_path):
+    idle = Does(stack=told.IDLE_BROADCAST, state="R", cpu_pct=100, writes=7000)
+    recording = launch(
+        tmp_path,
+        ranks(2, idle),
+        log=good_log(("TP0", "TP1"), upto) if upto else None,
+        seconds=200,
+        launcher=told.SERVES,
+        launcher_threads=[told.WARMUP_THREAD],
+    )
+    found = verdict(recording)
+    assert "the warm-up request has no answer" in found.title
+    assert (found.state, found.phase) == ("hung" if upto else "unknown", "warmup")
+
+
+def test_idle_ranks_whose_launcher_still_waits_for_them_are_told_as_such(tmp_path):
+    idle = Does(stack=told.IDLE_BROADCAST, state="R", cpu_pct=100, writes=7000)
+    log = good_log(("TP0", "TP1"), "http")
+    found = verdict(launch(tmp_path, ranks(2, idle), log=log, seconds=140))
+    assert (found.state, found.phase, found.culprits) == ("hung", "server", ())
+    assert "still waits for their ready message" in found.title
+
+
+def test_the_log_of_an_earlier_launch_makes_no_loading_launch_ready(tmp_path):
+    doing = ranks(2, Does(stack=told.BARRIER), TP1=Does(stack=told.LOADING, cpu_pct=0))
+    recording = launch(tmp_path, doing, log=good_log(("TP0", "TP1"), ""), seconds=620, began_s=500)
+    assert "ready" not in states(recording)
+
+
+def test_no_phase_is_named_where_neither_stacks_nor_a_log_tell_it(tmp_path):
+    idle = Does(stack=told.IDLE_BROADCAST, state="R", cpu_pct=100, writes=7000)
+    recording = launch(tmp_path, ranks(2, idle), log=None, seconds=100, without=["stacks"])
+    found = verdict(recording)
+    assert (found.state, found.phase) == ("unknown", None)
+
+
+def log_verdict(tmp_path, *lines):
+    path = tmp_path / "server.log"
+    path.write_text("\n".join(lines) + "\n")
+    return verdict(bare_log(path))
+
+
+def test_a_bar_tells_the_phase_of_a_log_that_lost_its_head(tmp_path):
+    bar = "Loading safetensors checkpoint shards: 100% Completed | 163/163 [31:58<00:00, 10.12s/it]"
+    begin_line = "[2025-12-22 15:01:54 TP7] Init torch distributed begin."
+    for lines in ((bar,), (begin_line, bar)):
+        found = log_verdict(tmp_path, *lines)
+        assert (found.state, found.phase, found.culprits) == ("unknown", "weights", ())
+
+
+def test_a_log_without_a_known_line_tells_no_phase(tmp_path):
+    line = "[2025-06-26 07:25:31 DP4 TP4] Pyspy failed to dump PID 113688."
+    found = log_verdict(tmp_path, line)
+    assert (found.state, found.phase) == ("unknown", None)
+
+
+def test_a_rank_is_not_behind_in_a_log_that_lost_its_head(tmp_path):
+    found = log_verdict(
+        tmp_path,
+        "[2025-10-06 20:05:22 DP0 TP0] Capture cuda graph begin. This can take up to several "
+        "minutes. avail mem=3.66 GB",
+        "Capturing batches (bs=512 avail_mem=3.10 GB):   0%|          | 0/52 [00:04<?, ?it/s]",
+        "[2025-10-06 20:05:27 DP0 TP0] Registering 0 cuda graph addresses",
+        "[2025-10-06 20:05:27 DP6 TP6] Registering 0 cuda graph addresses",
+    )
+    assert (found.state, found.phase, found.culprits) == ("unknown", "graph-capture", ())
+
+
+def test_a_server_that_was_ready_and_waits_for_its_gpus_is_ready_with_a_doubt_only(tmp_path):
+    waits = Does(stack=(*told.REPLAY, *told.RUN_BATCH), state="R", cpu_pct=100, gpu=SPINS)
+    recording = launch(
+        tmp_path,
+        ranks(2, waits),
+        log=good_log(("TP0", "TP1"), ""),
+        seconds=900,
+        began_s=600,
+        launcher=told.SERVES,
+    )
+    found = verdict(recording)
+    assert (found.state, found.confidence) == ("ready", "low")
+    assert "no rank was seen to move" in found.title
+
+
+def with_child_of_a_rank(recording, index):
+    """Add what a fork of TP0 looks like before it runs a program of its own, in one snapshot."""
+    snapshots = list(recording.snapshots)
+    section = snapshots[index].processes
+    rank = next(p for p in section.processes if p.title.endswith("scheduler_TP0"))
+    child = replace(rank, pid=99_999, ppid=rank.pid, start_ticks=rank.start_ticks + 10_000)
+    section = replace(section, processes=(*section.processes, child))
+    snapshots[index] = replace(snapshots[index], processes=section)
+    return replace(recording, snapshots=tuple(snapshots))
+
+
+def test_a_fork_of_a_rank_that_is_gone_again_is_no_rank_that_died(tmp_path):
+    waiting = ranks(2, Does(stack=told.BARRIER), TP1=Does(stack=told.LOADING, cpu_pct=0))
+    recording = launch(tmp_path, waiting, log=good_log(("TP0", "TP1"), "load-end"), seconds=100)
+    plain = verdict(recording)
+    assert (plain.state, plain.culprits) == ("hung", ("TP1",))
+    found = verdict(with_child_of_a_rank(recording, 50))
+    assert (found.state, found.culprits) == ("hung", ("TP1",))
+
+
+def test_a_culprit_that_could_not_be_dumped_of_late_is_not_called_hung(tmp_path):
+    waiting = ranks(2, Does(stack=told.BARRIER), TP1=Does(stack=told.LOADING, cpu_pct=0))
+    recording = launch(tmp_path, waiting, log=good_log(("TP0", "TP1"), "load-end"), seconds=100)
+    refused = Missing(reason="permission")
+    pid = next(
+        process.pid
+        for process in recording.snapshots[0].processes.processes
+        if process.title.endswith("TP1")
+    )
+    snapshots = [
+        replace(each, stacks=replace(each.stacks, by_pid=each.stacks.by_pid | {pid: refused}))
+        if isinstance(each.stacks, Stacks) and each.at_s > 30
+        else each
+        for each in recording.snapshots
+    ]
+    found = verdict(replace(recording, snapshots=tuple(snapshots)))
+    assert (found.state, found.culprits) == ("unknown", ("TP1",))
+
+
+def test_two_lines_of_one_forward_are_two_places():
+    frames = [
+        Frame("all_reduce", "/site/torch/distributed/distributed_c10d.py", 10),
+        Frame("DecoderLayer.forward", "/site/sglang/srt/models/deepseek_v2.py", 2700),
+    ]
+    other = [frames[0], replace(frames[1], line=2760)]
+    assert shape(frames) == shape(other)
+    assert call_path(frames) != call_path(other)
+
+
+def appended(name, tmp_path):
+    """Return a recording whose log holds an earlier good start before its own."""
+    recording = load(RECORDINGS / name)
+    old = (RECORDINGS / "h200-tp2-good-warm" / "server.log").read_bytes()
+    log = tmp_path / "server.log"
+    log.write_bytes(old + recording.log_path.read_bytes())
+    first = recording.snapshots[0]
+    began_s = next((p.age_s for p in first.processes.processes if p.age_s is not None), 0.0)
+    snapshots = [
+        replace(
+            each,
+            log=replace(
+                each.log,
+                read_bytes=each.log.read_bytes + len(old),
+                silent_s=each.log.silent_s
+                if each.log.read_bytes
+                else 3600.0 + each.at_s - first.at_s + began_s,
+            ),
+        )
+        for each in recording.snapshots
+    ]
+    return replace(recording, snapshots=tuple(snapshots), log_path=log)
+
+
+@pytest.mark.parametrize("name", ["h200-tp2-good-cold", "h200-tp2-load-sleep-r1"])
+def test_a_log_that_holds_an_earlier_start_changes_nothing(name, tmp_path):
+    told_so = states(appended(name, tmp_path))
+    plain = states(load(RECORDINGS / name))
+    assert told_so[-1] == plain[-1]
+    assert "ready" not in told_so[: len(told_so) // 2]
+    assert "hung" not in told_so or "hung" in plain
+
+
+def test_a_rank_that_died_before_we_came_is_the_launchers_zombie(tmp_path):
+    waiting = ranks(2, Does(stack=told.BARRIER), TP1=Does(stack=told.LOADING, cpu_pct=0))
+    recording = launch(
+        tmp_path, waiting, log=good_log(("TP0", "TP1"), "load-end"), seconds=120, began_s=100
+    )
+
+    def bury(process):
+        if not process.title.endswith("TP1"):
+            return process
+        return replace(process, title="", state="Z", threads=(), io=None)
+
+    snapshots = []
+    for each in recording.snapshots:
+        buried = tuple(map(bury, each.processes.processes))
+        snapshots.append(replace(each, processes=replace(each.processes, processes=buried)))
+    found = verdict(replace(recording, snapshots=tuple(snapshots)))
+    assert (found.state, found.culprits) == ("dead", ("TP1",))
