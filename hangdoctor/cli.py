@@ -1,0 +1,302 @@
+"""The command line: a command parses options, calls one function, renders, and exits."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from hangdoctor import __version__
+from hangdoctor.errors import HangdoctorError, UsageError
+from hangdoctor.streams import put, say
+
+EXIT_CODES: dict[str, int] = {"ready": 0, "hung": 1, "dead": 1, "unknown": 3, "slow": 4}
+INTERRUPTED = 130
+OUR_FAULT = 2
+STALL_AFTER_S = 20.0
+DAY_S = 86400.0
+"""No option takes a longer time: infinity is no number to wait for."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    help="Says where an LLM inference server's start-up stalls, which rank is to blame, whether it "
+    "is hung or only slow, how sure that is, and what to do next.",
+)
+
+Log = Annotated[
+    str | None, typer.Option("--log", metavar="FILE|-", help="The launch's log; - reads stdin.")
+]
+Good = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--good", metavar="FILE", help="Log of a good start here: what is normal. Repeatable."
+    ),
+]
+Record = Annotated[
+    Path | None, typer.Option("--record", metavar="DIR", help="Keep all that was seen in DIR.")
+]
+Format = Annotated[Literal["text", "json"], typer.Option("--format", help="Form of the verdict.")]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", metavar="NAME", help="Read the launch as this engine.")
+]
+Native = Annotated[
+    bool,
+    typer.Option(
+        "--native", help="Native frames too: stops each process for some ten milliseconds."
+    ),
+]
+StallAfter = Annotated[
+    float,
+    typer.Option(
+        "--stall-after",
+        metavar="S",
+        min=0.5,
+        max=DAY_S,
+        help="Stillness that is suspicious, in seconds; hung may be said after twice that.",
+    ),
+]
+StallAfterIfGiven = Annotated[
+    float | None,
+    typer.Option(
+        "--stall-after",
+        metavar="S",
+        min=0.5,
+        max=DAY_S,
+        help="Stillness that is suspicious, in seconds; hung may be said after twice that. "
+        f"A recording has its own, else it is {STALL_AFTER_S:g}.",
+    ),
+]
+
+
+class OptionalPidCommand(TyperCommand):
+    """A command whose --pid-tree may stand without a value, which typer does not have."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a bare --pid-tree the value "auto", before the first "--"."""
+        return super().parse_args(ctx, give_pid_tree_a_value(args))
+
+
+def give_pid_tree_a_value(args: list[str]) -> list[str]:
+    """Return the arguments with a value for a --pid-tree that has none.
+
+    >>> give_pid_tree_a_value(["--pid-tree", "--log", "F"])
+    ['--pid-tree=auto', '--log', 'F']
+    >>> give_pid_tree_a_value(["--pid-tree", "12", "--", "run", "--pid-tree"])
+    ['--pid-tree', '12', '--', 'run', '--pid-tree']
+    """
+    end = args.index("--") if "--" in args else len(args)
+    given = list(args)
+    for index in range(end):
+        if given[index] == "--pid-tree":
+            following = given[index + 1] if index + 1 < end else "-"
+            if following.startswith("-"):
+                given[index] = "--pid-tree=auto"
+    return given
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    *, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        put(f"hangdoctor {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def diagnose(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SOURCE]...", help="A PID, a recording's directory, a log."),
+    ] = None,
+    *,
+    log: Log = None,
+    good: Good = None,
+    for_s: Annotated[
+        float,
+        typer.Option("--for", metavar="S", min=0.0, max=DAY_S, help="How long to look at a PID."),
+    ] = 15.0,
+    record: Record = None,
+    format: Format = "text",  # noqa: A002  # the option's name
+    engine: EngineName = None,
+    native: Native = False,
+    stall_after: StallAfterIfGiven = None,
+    still_running: Annotated[
+        bool,
+        typer.Option("--still-running", help="The log is whole, and its launch is alive now."),
+    ] = False,
+) -> None:
+    """One verdict from a PID, a recording, a log, or several of them together.
+
+    Without a source it finds the launch that runs on this machine.
+
+    Example: hangdoctor diagnose 4748 --record /tmp/before-i-kill-it
+    """
+    from hangdoctor import commands
+
+    _exit(
+        commands.diagnose(
+            sources or [],
+            log=log,
+            good=good or (),
+            for_s=for_s,
+            record=record,
+            output=format,
+            engine_name=engine,
+            native=native,
+            stall_after_s=stall_after,
+            still_running=still_running,
+        ),
+        starting=0,
+    )
+
+
+@app.command(cls=OptionalPidCommand)
+def watch(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help="Start this and watch it."),
+    ] = None,
+    *,
+    pid_tree: Annotated[
+        str | None,
+        typer.Option("--pid-tree", metavar="[PID]", help="A process of the launch; found if bare."),
+    ] = None,
+    log: Log = None,
+    good: Good = None,
+    record: Record = None,
+    format: Format = "text",  # noqa: A002  # the option's name
+    engine: EngineName = None,
+    native: Native = False,
+    stall_after: StallAfter = STALL_AFTER_S,
+    interval: Annotated[
+        float,
+        typer.Option("--interval", metavar="S", min=0.2, max=DAY_S, help="Between two looks."),
+    ] = 1.0,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="S", min=0.0, help="Give up after this.")
+    ] = None,
+    until: Annotated[
+        Literal["ready", "verdict", "forever"],
+        typer.Option("--until", help="What ends the watching."),
+    ] = "verdict",
+    events: Annotated[
+        bool, typer.Option("--events", help="One JSON line a change, on stdout.")
+    ] = False,
+    kill_on_exit: Annotated[
+        bool, typer.Option("--kill-on-exit", help="End COMMAND when the watching ends.")
+    ] = False,
+) -> None:
+    """Follow a launch until it is ready, stuck or dead, and say which.
+
+    COMMAND lives on whatever happens to hangdoctor, unless --kill-on-exit is given.
+
+    Example: hangdoctor watch -- python -m sglang.launch_server --model-path M --tp 8
+    """
+    from hangdoctor import commands
+
+    if command and pid_tree is not None:
+        raise UsageError(
+            "--pid-tree and -- COMMAND exclude each other",
+            hint="watch a launch that runs, or start one; not both",
+        )
+    if command and len(command) == 1 and command[0].isdigit():
+        raise UsageError(
+            f"{command[0]} is a PID and no command",
+            hint=f"hangdoctor watch --pid-tree {command[0]}",
+        )
+    if kill_on_exit and not command:
+        raise UsageError(
+            "--kill-on-exit needs -- COMMAND", hint="hangdoctor ends only what it started"
+        )
+    _exit(
+        commands.watch(
+            command or [],
+            pid=_pid(pid_tree),
+            log=log,
+            good=good or (),
+            record=record,
+            output=format,
+            engine_name=engine,
+            native=native,
+            stall_after_s=stall_after,
+            interval_s=interval,
+            timeout_s=timeout,
+            until=until,
+            events=events,
+            kill_on_exit=kill_on_exit,
+        ),
+        starting=4,
+    )
+
+
+@app.command()
+def explain(
+    rule: Annotated[str, typer.Argument(metavar="RULE", help="A finding's rule, as printed.")],
+) -> None:
+    """Say what a finding sees, why it matters, and what to do.
+
+    Example: hangdoctor explain waiting-for-rank-elsewhere
+    """
+    from hangdoctor import commands
+
+    put(commands.explain(rule))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; every way out has its exit code.
+
+    An exception of our own is 2 and never 1, which would read as a verdict.
+    """
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except HangdoctorError as error:
+        _complain(str(error), error.hint)
+        sys.exit(error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  # the last net: it must not look like a verdict
+        # Usage errors are click's; newer typers bring a copy of click that has no public name.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            context = getattr(error, "ctx", None)
+            if said := error.format_message():  # empty where the help was asked for and printed
+                _complain(said, f"{context.command_path} --help" if context else "")
+            sys.exit(OUR_FAULT)
+        if os.environ.get("HANGDOCTOR_DEBUG"):
+            traceback.print_exc()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        _complain(
+            f"a fault of hangdoctor's own: {type(error).__name__}: {error} "
+            f"({Path(where.filename).name}:{where.lineno})",
+            "run it again with HANGDOCTOR_DEBUG=1 and report what it prints",
+        )
+        sys.exit(OUR_FAULT)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _pid(value: str | None) -> int | None:
+    if value in (None, "auto"):
+        return None
+    try:
+        return int(value or "")
+    except ValueError:
+        raise UsageError(
+            f"--pid-tree takes a PID, not {value!r}", hint="hangdoctor watch --pid-tree 4748"
+        ) from None
+
+
+def _exit(state: str | int, *, starting: int) -> None:
+    code = state if isinstance(state, int) else EXIT_CODES.get(state, starting)
+    raise typer.Exit(code)
+
+
+def _complain(message: str, hint: str = "") -> None:
+    first, *more = message.splitlines() or [""]
+    say(f"hangdoctor: {first}", *more, *(f"  {line}" for line in hint.splitlines()))

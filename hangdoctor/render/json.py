@@ -1,0 +1,133 @@
+"""The diagnosis as one JSON document; its keys are a contract with scripts."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hangdoctor import __version__
+from hangdoctor.model import Gpu, Installation, Missing
+
+if TYPE_CHECKING:
+    from hangdoctor.facts import Facts, RankFacts
+    from hangdoctor.findings import Diagnosis, Finding
+    from hangdoctor.gpus import Card
+
+SCHEMA = 1
+
+# C1 controls, and what turns or hides text; JSON itself escapes only what is below the space.
+_OBEYED = re.compile(
+    "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
+    "|[\U000e0000-\U000e007f]"
+)
+
+
+def to_json(facts: Facts, diagnosis: Diagnosis) -> str:
+    """Return the diagnosis as a JSON document."""
+    return msgspec.json.format(encode(document(facts, diagnosis))).decode()
+
+
+def encode(value: object) -> bytes:
+    r"""Return a JSON document in one line, without what a terminal would obey.
+
+    >>> encode({"title": "a\x1b[31mb\u202ec"})
+    b'{"title":"a\\u001b[31mb\\u202ec"}'
+    """
+    return _OBEYED.sub(_escape, msgspec.json.encode(value).decode()).encode()
+
+
+def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the diagnosis as plain values, as `--format json` prints it."""
+    still_s = diagnosis.still_s
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "source": facts.header.source,
+        "engine": {"name": facts.engine, "version": engine_version(facts)},
+        "state": diagnosis.state,
+        "phase": diagnosis.phase,
+        "culprits": list(diagnosis.culprits),
+        "still_s": None if still_s is None else round(still_s, 1),
+        "confidence": diagnosis.confidence,
+        "title": diagnosis.title,
+        "ranks": [_rank(rank, diagnosis) for rank in facts.ranks],
+        "gpus": [_gpu(index, card, facts) for index, card in sorted(facts.cards.items())],
+        "findings": [_finding(finding) for finding in diagnosis.findings],
+        "missing": [
+            {
+                "what": unseen.what,
+                "reason": unseen.missing.reason,
+                "detail": unseen.missing.detail,
+                "hint": unseen.missing.hint,
+            }
+            for unseen in diagnosis.unseen
+        ],
+        "installation": _installation(facts),
+    }
+
+
+def _escape(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def engine_version(facts: Facts) -> str | None:
+    """Return the engine's version by its installation or its log; None where neither tells."""
+    installation = facts.header.installation
+    if isinstance(installation, Installation) and installation.version:
+        return installation.version
+    return facts.timeline.launch.version or None
+
+
+def _rank(rank: RankFacts, diagnosis: Diagnosis) -> dict[str, Any]:
+    why = next((f.title for f in diagnosis.findings if rank.name in f.culprits), None)
+    return {
+        "rank": rank.name,
+        "pid": rank.pid,
+        "phase": rank.phase,
+        "moving": rank.moving,
+        "waits_for": rank.wait.title if rank.wait else None,
+        "why": why or rank.place or None,
+        "present": rank.present,
+        "state": rank.state,
+        "still_s": None if rank.still_s is None else round(rank.still_s, 1),
+        "moved_by": rank.moved_by or None,
+        "cpu_pct": None if rank.cpu_pct is None else round(rank.cpu_pct, 1),
+        "place": rank.place or None,
+    }
+
+
+def _gpu(index: int, card: Card, facts: Facts) -> dict[str, Any]:
+    ranks = [rank.name for rank in facts.ranks if index in rank.cards]
+    seen: dict[str, Any] = {"index": index, "ranks": ranks, "reading": card.reading}
+    if isinstance(card.gpu, Missing):
+        return seen | {"missing": card.gpu.reason, "detail": card.gpu.detail}
+    gpu: Gpu = card.gpu
+    return seen | {
+        "util_pct": gpu.util_pct,
+        "memory_util_pct": gpu.memory_util_pct,
+        "memory_used_bytes": gpu.memory_used_bytes,
+        "power_w": gpu.power_w,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "verdict": finding.verdict,
+        "title": finding.title,
+        "ranks": list(finding.ranks),
+        "culprits": list(finding.culprits),
+        "state": finding.state,
+        "confidence": finding.confidence,
+        "because": [msgspec.to_builtins(item) for item in finding.because],
+        "needs": list(finding.needs),
+        "advice": list(finding.advice),
+    }
+
+
+def _installation(facts: Facts) -> Any:
+    installation = facts.header.installation
+    return msgspec.to_builtins(installation) if isinstance(installation, Installation) else None
