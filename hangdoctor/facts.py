@@ -81,7 +81,6 @@ class RankFacts(Struct, frozen=True):
         reading: what its GPUs do.
         log_phase: the phase by the log alone.
         phase_sure: the phase is told by the log or by a frame that belongs to it alone.
-        blocked: its main thread sleeps and uses next to no CPU; None where not known.
         settled_s: how long its stack has shown nothing new, over at least two dumps; else None.
         held_s: how long every dump has shown it in the same wait; None where it is in none.
         not_idle_s: how long no dump has shown it waiting for requests; None if none ever did.
@@ -111,7 +110,6 @@ class RankFacts(Struct, frozen=True):
     reading: gpu_readings.Reading | None = None
     log_phase: Phase | None = None
     phase_sure: bool = False
-    blocked: bool | None = None
     settled_s: float | None = None
     held_s: float | None = None
     not_idle_s: float | None = None
@@ -649,7 +647,6 @@ def _rank_view(
         reading=facts.cards[cards[0]].reading if cards else None,
         log_phase=log_phase,
         phase_sure=phase_sure,
-        blocked=track.blocked if track.cpu_pct is not None else None,
         settled_s=dumped_s - track.settled_at_s
         if track.settled_at_s is not None and track.settled_dumps > 1
         else None,

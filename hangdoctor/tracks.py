@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hangdoctor.frames import find_wait, main_thread, python_frames, same_shape, shape
-from hangdoctor.model import Frame, Missing, Process, ProcessStacks, Struct, ThreadStack
+from hangdoctor.model import Frame, Missing, Process, ProcessStacks, Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,6 @@ class Track(Struct, frozen=True):
         peak_rss_at_s: when that was.
         peak_rss_file_bytes: the most of files that it had when that last counted as progress.
         stack: Python frames of the main thread, innermost first; None where never seen.
-        native_top: innermost native frame of the last dump that had one.
         stack_missing: why the last dump of it failed.
         dumps: how often it was dumped.
         settled_at_s: time of the last dump with a stack that was new; settled_dumps: how many
@@ -102,10 +101,7 @@ class Track(Struct, frozen=True):
     files_at_s: float = 0.0
     stack: tuple[Frame, ...] | None = None
     stack_at_s: float | None = None
-    native_top: str = ""
     stack_missing: Missing | None = None
-    active: bool | None = None
-    owns_gil: bool | None = None
     other_threads: tuple[tuple[Frame, ...], ...] = ()
     dumps: int = 0
     settled_at_s: float | None = None
@@ -116,11 +112,6 @@ class Track(Struct, frozen=True):
     idle_at_s: float | None = None
     moved_at_s: float | None = None
     moved_by: str = ""
-
-    @property
-    def blocked(self) -> bool:
-        """Whether its main thread slept and it used next to no CPU between the last two looks."""
-        return self.process.state in "SDTt" and self.cpu_pct is not None and self.cpu_pct < 20
 
 
 def see_process(track: Track | None, process: Process, at_s: float) -> Track:
@@ -192,10 +183,7 @@ def see_stacks(
         track,
         stack=frames,
         stack_at_s=at_s,
-        native_top=_native_top(main),
         stack_missing=None,
-        active=main.active,
-        owns_gil=main.owns_gil,
         other_threads=others,
         dumps=track.dumps + 1,
         settled_at_s=at_s if novel else track.settled_at_s,
@@ -317,13 +305,6 @@ def _positions(process: Process) -> dict[tuple[int, str], int]:
         for file in process.files or ()
         if file.kind == "file" and file.position is not None
     }
-
-
-def _native_top(thread: ThreadStack) -> str:
-    native = next(iter(thread.frames), None)
-    if native is None or native.path.endswith(".py") or native.path.startswith("<"):
-        return ""
-    return f"{native.function} ({native.path.rpartition('/')[2]})"
 
 
 def _rate(bytes_per_s: float) -> str:
