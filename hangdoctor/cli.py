@@ -139,10 +139,10 @@ def diagnose(
 
     Example: hangdoctor diagnose 4748 --record /tmp/before-i-kill-it
     """
-    from hangdoctor import commands
+    from hangdoctor.commands.diagnose import diagnose as run
 
     _exit(
-        commands.diagnose(
+        run(
             sources or [],
             log=log,
             good=good or (),
@@ -200,7 +200,7 @@ def watch(
 
     Example: hangdoctor watch -- python -m sglang.launch_server --model-path M --tp 8
     """
-    from hangdoctor import commands
+    from hangdoctor.commands.watch import watch as run
 
     if command and pid_tree is not None:
         raise UsageError(
@@ -217,7 +217,7 @@ def watch(
             "--kill-on-exit needs -- COMMAND", hint="hangdoctor ends only what it started"
         )
     _exit(
-        commands.watch(
+        run(
             command or [],
             pid=_pid(pid_tree),
             log=log,
@@ -245,9 +245,9 @@ def explain(
 
     Example: hangdoctor explain waiting-for-rank-elsewhere
     """
-    from hangdoctor import commands
+    from hangdoctor.commands.explain import explain as run
 
-    put(commands.explain(rule))
+    put(run(rule))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hangdoctor import cli, commands, engines
+from hangdoctor import cli, engines
 from hangdoctor.collect import procfs
+from hangdoctor.commands.late_log import with_log
 from hangdoctor.recording import load
 
 ROOT = Path(__file__).parents[1]
@@ -366,7 +367,7 @@ def test_events_are_json_lines_and_nothing_else_is_on_stdout(tmp_path):
 @pytest.mark.parametrize("fault", ["ValueError('x')", "SystemError('\\x1b[2J')", "OSError(5, 'x')"])
 def test_an_exception_of_our_own_is_2_and_never_1(fault):
     code = (
-        "import hangdoctor.commands as c\n"
+        "import hangdoctor.commands.diagnose as c\n"
         f"def fail(*a, **k): raise {fault}\n"
         "c.judge = fail\n"
         "from hangdoctor.__main__ import main; main()"
@@ -390,7 +391,7 @@ def assert_complaint_of_our_own(done):
 
 def test_an_exception_of_our_own_while_watching_is_2_and_the_command_lives(pupil):
     code = (
-        "import hangdoctor.commands as c\n"
+        "import hangdoctor.commands.watch as c\n"
         "def fail(*a, **k): raise ValueError('x')\n"
         "c.judge = fail\n"
         "from hangdoctor.__main__ import main; main()"
@@ -685,7 +686,7 @@ def test_a_log_beside_a_recording_is_dated_by_its_stamps_whatever_their_zone(tmp
     log.write_text(re.sub(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", moved, text))
     given = load(HUNG)
     bare = msgspec.structs.replace(given, log_path=None)
-    dated = commands._with_log(bare, log, engines.load("sglang"))
+    dated = with_log(bare, log, engines.load("sglang"))
     for real, told in zip(given.snapshots, dated.snapshots, strict=True):
         # A line without a stamp goes with the one before it: never later than it was.
         assert told.log.read_bytes >= real.log.read_bytes
@@ -700,7 +701,7 @@ def test_a_log_without_stamps_counts_as_written_at_the_last_moment(tmp_path):
     log = tmp_path / "log"
     log.write_text("one\ntwo\n")
     bare = msgspec.structs.replace(load(HUNG), log_path=None)
-    dated = commands._with_log(bare, log, engines.load("sglang"))
+    dated = with_log(bare, log, engines.load("sglang"))
     assert [each.log.read_bytes for each in dated.snapshots[:-1]] == [0] * (
         len(dated.snapshots) - 1
     )

@@ -1,0 +1,195 @@
+"""One verdict from a launch, a recording, a log, or several of them together."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hangdoctor import engines
+from hangdoctor.commands.late_log import with_log
+from hangdoctor.commands.sources import (
+    DETECT_BYTES,
+    as_file,
+    engine_named,
+    find,
+    header_of,
+    log_of,
+    longest_phases,
+    shown,
+    sort_sources,
+)
+from hangdoctor.diagnose import diagnose as judge
+from hangdoctor.errors import EvidenceError, UsageError
+from hangdoctor.facts import derive, step
+from hangdoctor.live import Live
+from hangdoctor.logs.timeline import detect_engine
+from hangdoctor.model import Header, LogPosition, Snapshot
+from hangdoctor.recording import (
+    bare_log,
+    load,
+)
+from hangdoctor.render import RENDERERS
+from hangdoctor.streams import put, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hangdoctor.engines import Engine
+    from hangdoctor.facts import Facts
+
+
+def diagnose(
+    sources: Sequence[str],
+    *,
+    log: str | None,
+    good: Sequence[Path],
+    for_s: float,
+    record: Path | None,
+    output: str,
+    engine_name: str | None,
+    native: bool,
+    stall_after_s: float | None,
+    still_running: bool,
+) -> str:
+    """Give one verdict; return its state.
+
+    Without a `stall_after_s` a recording is judged by its own.
+    """
+    pids, directories, logs = sort_sources(sources)
+    if log is not None:
+        logs.append(log)
+    if record is not None and (directories or (logs and not pids)):
+        raise UsageError(
+            "--record needs a running launch: a recording or a log is kept already",
+            hint="hangdoctor diagnose PID --log FILE --record DIR",
+        )
+    if len(pids) + len(directories) > 1 or len(logs) > 1:
+        raise UsageError(
+            "more than one launch was named",
+            hint="name one PID or one recording, and at most one log of the same launch",
+        )
+    normal_s = longest_phases(good, engine_name)
+    if directories:
+        with ExitStack() as exits:
+            files = [as_file(each, exits) for each in logs]
+            facts, engine = _from_recording(
+                directories[0], files, engine_name, stall_after_s, normal_s
+            )
+    elif pids or not logs:
+        facts, engine = _from_launch(
+            pids[0] if pids else None,
+            logs[0] if logs else None,
+            for_s=for_s,
+            record=record,
+            engine_name=engine_name,
+            native=native,
+            stall_after_s=Header().stall_after_s if stall_after_s is None else stall_after_s,
+            normal_s=normal_s,
+        )
+    else:
+        with ExitStack() as exits:
+            file = as_file(logs[0], exits)
+            facts, engine = _judge_log(
+                file, logs[0], engine_name, still_running=still_running, normal_s=normal_s
+            )
+    diagnosis = judge(facts, engine)
+    put(RENDERERS[output](facts, diagnosis))
+    return diagnosis.state
+
+
+def _from_launch(
+    pid: int | None,
+    log: str | None,
+    *,
+    for_s: float,
+    record: Path | None,
+    engine_name: str | None,
+    native: bool,
+    stall_after_s: float,
+    normal_s: dict[str, float],
+) -> tuple[Facts, Engine]:
+    launch, engine = find(pid, engine_name)
+    log_source, log_name = log_of(launch, log)
+    header = header_of(launch, engine, stall_after_s, log_name)
+    header = msgspec.structs.replace(header, normal_s=normal_s)
+    with Live(launch.roots, engine, header, log=log_source, record=record, native=native) as live:
+        began_s = time.monotonic()
+        for facts in live.looks():
+            # Two looks at least: with one nothing can be said to move or to stand.
+            if time.monotonic() - began_s >= for_s and facts.watched_s > 0:
+                break
+        if live.recording_failed:
+            say(f"hangdoctor: the recording is incomplete: {live.recording_failed.strerror}")
+        return live.finish(), engine
+
+
+def _from_recording(
+    directory: Path,
+    logs: list[Path],
+    engine_name: str | None,
+    stall_after_s: float | None,
+    normal_s: dict[str, float],
+) -> tuple[Facts, Engine]:
+    recording = load(directory)
+    header = msgspec.structs.replace(
+        recording.header,
+        source=shown(directory),
+        normal_s=normal_s or recording.header.normal_s,
+        stall_after_s=recording.header.stall_after_s if stall_after_s is None else stall_after_s,
+    )
+    recording = msgspec.structs.replace(recording, header=header)
+    engine = engine_named(engine_name or recording.header.engine or None)
+    if logs:
+        recording = with_log(recording, logs[0], engine)
+    if not recording.snapshots and recording.log_path is None:
+        raise EvidenceError(
+            f"{directory} holds neither a snapshot nor a log", hint="record for longer"
+        )
+    return derive(recording, engine), engine
+
+
+def _judge_log(
+    path: Path,
+    name: str,
+    engine_name: str | None,
+    *,
+    still_running: bool,
+    normal_s: dict[str, float],
+) -> tuple[Facts, Engine]:
+    with path.open("rb") as file:
+        head = file.read(DETECT_BYTES)
+        status = os.fstat(file.fileno())
+    if not head.strip():
+        raise EvidenceError(
+            f"the log {name} is empty", hint="look at the launch itself: hangdoctor diagnose PID"
+        )
+    if head.startswith(b"\x1f\x8b"):
+        raise EvidenceError(
+            f"the log {name} is packed", hint=f"zcat {name} | hangdoctor diagnose --log -"
+        )
+    found = engine_name or detect_engine(head)
+    if found is None:
+        raise EvidenceError(
+            f"{name} is not recognised as the log of an engine "
+            f"({', '.join(engines.names())} are known)",
+            hint="name the engine to read it all the same: --engine sglang",
+        )
+    engine = engine_named(found)
+    recording = bare_log(path, still_running=still_running)
+    header = msgspec.structs.replace(
+        recording.header, source=shown(name), engine=engine.name, normal_s=normal_s
+    )
+    recording = msgspec.structs.replace(recording, header=header)
+    facts = derive(recording, engine)  # without snapshots: to its very end, newline or not
+    if still_running:
+        position = LogPosition(
+            read_bytes=status.st_size, silent_s=max(0.0, time.time() - status.st_mtime)
+        )
+        now = Snapshot(at_s=0.0, wall_s=time.time(), log=position)
+        facts = step(facts, now, (), engine)
+    return facts, engine

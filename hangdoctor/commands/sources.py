@@ -1,0 +1,180 @@
+"""What a command line names: launches, recordings, logs, engines."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hangdoctor import __version__, engines
+from hangdoctor.errors import EvidenceError, InputError, UsageError
+from hangdoctor.facts import derive
+from hangdoctor.logs.timeline import detect_engine, phase_durations
+from hangdoctor.model import Header, LogSource, Missing
+from hangdoctor.recording import (
+    bare_log,
+    check_log,
+)
+from hangdoctor.target import find_log, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import ExitStack
+
+    from hangdoctor.engines import Engine
+    from hangdoctor.target import Launch
+
+
+WRITER_MS = 3000
+"""So long a FIFO waits for whoever writes it."""
+DETECT_BYTES = 4 << 20
+"""So much of a log's start is read to recognise the engine."""
+
+
+def sort_sources(sources: Sequence[str]) -> tuple[list[int], list[Path], list[str]]:
+    """Return the PIDs, the recordings' directories and the logs among the sources.
+
+    Raises:
+        InputError: one of them is none of these.
+    """
+    pids: list[int] = []
+    directories: list[str] = []
+    logs: list[str] = []
+    for source in sources:
+        path = Path(source)
+        there = bool(source) and os.path.lexists(path)
+        if source == "-":
+            logs.append(source)
+        elif there or "/" in source:
+            (directories if stat.S_ISDIR(mode_of(path)) else logs).append(source)
+        elif source.isascii() and source.isdecimal():
+            pids.append(int(source))
+        else:
+            raise InputError(
+                f"{source!r} is neither a PID, nor a recording, nor a log",
+                hint="hangdoctor diagnose [PID | DIRECTORY | LOG]",
+            )
+    return pids, list(map(Path, directories)), logs
+
+
+def find(pid: int | None, engine_name: str | None) -> tuple[Launch, Engine]:
+    """Return the launch that a PID belongs to, or the only one here, and its engine.
+
+    Raises:
+        UsageError, InputError: there is none, or there are several.
+    """
+    known = [engine_named(name) for name in ([engine_name] if engine_name else engines.names())]
+    launch = resolve(pid, known)
+    return launch, engine_named(launch.engine)
+
+
+def log_of(launch: Launch, log: str | None) -> tuple[Path | str | Missing, str | None]:
+    """Return what to read the launch's log from, and what to call it."""
+    if log is not None:
+        return log, shown(log)
+    found = find_log(launch.roots)
+    return (found, None) if isinstance(found, Missing) else (found.path, found.name)
+
+
+def header_of(launch: Launch, engine: Engine, stall_after_s: float, log_name: str | None) -> Header:
+    """Return the header of a recording of the launch that begins now."""
+    return Header(
+        log=LogSource(origin=log_name) if log_name else None,
+        hangdoctor=__version__,
+        created_wall_s=time.time(),
+        source=str(launch.roots[0]),
+        stall_after_s=stall_after_s,
+        engine=engine.name,
+        command=tuple(launch.title.split()),
+    )
+
+
+def engine_named(name: str | None) -> Engine:
+    """Return an engine by its name; the first one without a name.
+
+    Raises:
+        UsageError: there is no such engine.
+    """
+    if name is None:
+        return engines.load(engines.names()[0])
+    try:
+        return engines.load(name)
+    except KeyError:
+        raise UsageError(
+            f"there is no engine {name!r}", hint=f"engines: {', '.join(engines.names())}"
+        ) from None
+
+
+def longest_phases(good: Sequence[Path], engine_name: str | None) -> dict[str, float]:
+    """Return how long each phase took at the longest in known-good logs.
+
+    Raises:
+        InputError: one cannot be read, or does not end ready.
+    """
+    longest: dict[str, float] = {}
+    for path in good:
+        check_log(path)
+        with path.open("rb") as file:
+            engine = engine_named(engine_name or detect_engine(file.read(DETECT_BYTES)))
+        timeline = derive(bare_log(path), engine).timeline
+        if "" not in timeline.ranks or timeline.ranks[""].phase != "ready":
+            raise InputError(
+                f"{path} is not the log of a good start: it does not come to ready",
+                hint=f"hangdoctor diagnose {path}",
+            )
+        for phase, seconds in phase_durations(timeline).items():
+            longest[phase] = max(seconds, longest.get(phase, 0.0))
+    return longest
+
+
+def as_file(log: str, exits: ExitStack) -> Path:
+    """Return a log as a file; what comes from stdin or a pipe is read to its end into one."""
+    path = Path(log)
+    mode = 0 if log == "-" else mode_of(path)
+    if mode and not stat.S_ISFIFO(mode):
+        check_log(path)
+        return path
+    try:
+        copy = tempfile.NamedTemporaryFile(prefix="hangdoctor-", suffix=".log")  # noqa: SIM115
+        exits.enter_context(copy)  # kept until the log was read
+        pipe = 0 if log == "-" else os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if log != "-":
+            exits.callback(os.close, pipe)
+            poll = select.poll()
+            poll.register(pipe, select.POLLIN)
+            if not poll.poll(WRITER_MS):
+                raise EvidenceError(
+                    f"nobody writes to the pipe {log}",
+                    hint="kubectl logs POD | hangdoctor diagnose --log -",
+                )
+            os.set_blocking(pipe, True)
+        while block := os.read(pipe, 1 << 20):
+            copy.write(block)
+        copy.flush()
+    except OSError as error:
+        raise InputError(
+            f"cannot keep a copy of the log {log}: {error.strerror}",
+            hint="TMPDIR names the directory that it is kept in",
+        ) from error
+    return Path(copy.name)
+
+
+def shown(name: str | Path) -> str:
+    """Return a name from the command line, which may be any bytes, as text that can be written."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def mode_of(path: Path) -> int:
+    """Return type and permissions of a file.
+
+    Raises:
+        InputError: it is not there, or lies in a directory of somebody else.
+    """
+    try:
+        return path.stat().st_mode
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", hint=f"ls -ld {path}") from error

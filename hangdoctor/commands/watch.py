@@ -1,0 +1,192 @@
+"""Follows a launch, which it may start itself, until it is ready, stuck or dead."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hangdoctor import __version__
+from hangdoctor.commands.sources import (
+    engine_named,
+    find,
+    header_of,
+    log_of,
+    longest_phases,
+    shown,
+)
+from hangdoctor.commands.talk import Lines, Talk
+from hangdoctor.diagnose import diagnose as judge
+from hangdoctor.errors import InputError, UsageError
+from hangdoctor.live import Live
+from hangdoctor.model import Header, LogSource, Missing
+from hangdoctor.recording import (
+    LOG_NAME,
+    is_recording,
+)
+from hangdoctor.render import RENDERERS
+from hangdoctor.streams import put, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hangdoctor.engines import Engine
+    from hangdoctor.findings import Diagnosis
+    from hangdoctor.launch import Started
+
+
+PROBE_BYTES = 1 << 16
+"""A directory without room for so much is not recorded into."""
+
+
+def watch(
+    command: Sequence[str],
+    *,
+    pid: int | None,
+    log: str | None,
+    good: Sequence[Path],
+    record: Path | None,
+    output: str,
+    engine_name: str | None,
+    native: bool,
+    stall_after_s: float,
+    interval_s: float,
+    timeout_s: float | None,
+    until: str,
+    events: bool,
+    kill_on_exit: bool,
+) -> str | int:
+    """Follow a launch until a verdict; return its state, or the exit code of a Ctrl-C."""
+    started: Started | None = None
+    log_source: Path | str | Missing
+    normal_s = longest_phases(good, engine_name)
+    if command:
+        started, header, roots, engine, log_source = _start(
+            command, record, log, engine_name, stall_after_s
+        )
+    else:
+        launch, engine = find(pid, engine_name)
+        roots = launch.roots
+        log_source, log_name = log_of(launch, log)
+        header = header_of(launch, engine, stall_after_s, log_name)
+    header = msgspec.structs.replace(header, normal_s=normal_s)
+    interrupted = False
+    diagnosis: Diagnosis | None = None
+    lines = Lines() if command and output == "text" and not events else None
+    try:
+        with Live(
+            roots,
+            engine,
+            header,
+            log=log_source,
+            record=record,
+            interval_s=interval_s,
+            native=native,
+            started=started,
+            own_log=started is not None,
+            heard=lines.hear if lines else None,
+        ) as live:
+            talk = Talk(events=events, started=started)
+            began_s = time.monotonic()
+            try:
+                for facts in live.looks():
+                    if lines:
+                        lines.show()
+                    diagnosis = judge(facts, engine)
+                    if not talk.tell(facts, diagnosis) or _is_over(diagnosis, until):
+                        break
+                    if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
+                        if until != "forever":
+                            talk.say(f"not decided within the {timeout_s:.0f} s of --timeout")
+                        break
+            except KeyboardInterrupt:
+                interrupted = True
+            try:
+                facts = live.finish(wait=not interrupted)
+            except KeyboardInterrupt:
+                interrupted = True
+                facts = live.finish(wait=False)
+            if lines:
+                lines.show(whole=True)
+            diagnosis = judge(facts, engine)
+            if live.recording_failed:
+                talk.say(f"the recording is incomplete: {live.recording_failed.strerror}")
+        if not events:
+            put(RENDERERS[output](facts, diagnosis))
+    finally:
+        if started is not None:
+            _leave(started, kill=kill_on_exit)
+    return 130 if interrupted else diagnosis.state
+
+
+def _is_over(diagnosis: Diagnosis, until: str) -> bool:
+    if until == "forever":
+        return diagnosis.state == "dead"
+    if until == "ready":
+        return diagnosis.state in ("ready", "dead")
+    return diagnosis.state in ("ready", "dead", "hung")
+
+
+def _start(
+    command: Sequence[str],
+    record: Path | None,
+    log: str | None,
+    engine_name: str | None,
+    stall_after_s: float,
+) -> tuple[Started, Header, tuple[int, ...], Engine, Path]:
+    from hangdoctor.launch import start
+
+    if log is not None:
+        raise UsageError(
+            "--log and -- COMMAND exclude each other", hint="the command's output is its log"
+        )
+    engine = engine_named(engine_name)
+    if record is None:
+        folder = Path(tempfile.mkdtemp(prefix="hangdoctor-"))
+    else:
+        folder = record
+        if is_recording(folder) or (folder / LOG_NAME).exists():
+            raise InputError(f"{folder} holds a recording already", hint="name another directory")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Before the command runs: once it does, a recording that fails must not matter.
+            probe = folder / "probe"
+            probe.write_bytes(bytes(PROBE_BYTES))
+            probe.unlink()
+        except OSError as error:
+            raise InputError(
+                f"cannot record into {folder}: {error.strerror}", hint="name another directory"
+            ) from error
+    started = start(command, folder / LOG_NAME)
+    header = Header(
+        hangdoctor=__version__,
+        created_wall_s=time.time(),
+        source=shown(shlex.join(command)),
+        stall_after_s=stall_after_s,
+        engine=engine.name,
+        command=tuple(map(shown, command)),
+        log=LogSource(origin=shown(started.log_path)),
+    )
+    return started, header, (started.pid,), engine, started.log_path
+
+
+def _leave(started: Started, *, kill: bool) -> None:
+    """Say what becomes of the command that we started, or end it."""
+    from hangdoctor.launch import end
+
+    if started.poll() is not None:
+        say(f"hangdoctor: pid {started.pid} has ended; log: {started.log_path}")
+    elif kill:
+        left = end(started)
+        what = f"could not be ended: {left}" if left else "was ended"
+        say(f"hangdoctor: pid {started.pid} {what}; log: {started.log_path}")
+    else:
+        say(
+            f"hangdoctor: pid {started.pid} runs on; log: {started.log_path}",
+            f"  look deeper: hangdoctor diagnose {started.pid} --record DIR",
+            f"  end it: kill -TERM -- -{started.pid}; if it hangs, kill -KILL -- -{started.pid}",
+        )
