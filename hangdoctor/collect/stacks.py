@@ -71,7 +71,7 @@ def read(look: Look) -> Stacks | Missing:
     if tool is None:
         return Missing(
             reason="not-installed",
-            detail="py-spy is neither beside this Python nor on PATH",
+            detail="py-spy is neither beside this Python or hangdoctor nor on PATH",
             hint=f"{sys.executable} -m pip install py-spy",
         )
     stats = procfs.scan(look.proc)
@@ -198,9 +198,14 @@ def main_tids(proc: str, pid: int) -> frozenset[int]:
 
 
 def find_py_spy() -> str | None:
-    """Return the path of py-spy: beside the Python that runs us, else on PATH."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    """Return the path of py-spy: beside the Python that runs us or our own package, else on PATH.
+
+    `pip install --target DIR` puts a script into DIR/bin, and PATH does not lead there.
+    """
+    for folder in (Path(sys.executable).parent, Path(__file__).parents[2] / "bin"):
+        if os.access(folder / "py-spy", os.X_OK):
+            return str(folder / "py-spy")
+    return shutil.which("py-spy")
 
 
 def _is_python(proc: str, stat: Stat) -> bool:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -160,6 +162,27 @@ def test_without_py_spy_the_section_says_how_to_get_it(monkeypatch, tmp_path):
     missing = stacks.read(Look())
     assert missing.reason == "not-installed"
     assert "pip install py-spy" in missing.hint
+
+
+def test_py_spy_is_found_beside_a_package_installed_into_a_folder(tmp_path):
+    package = Path(stacks.__file__).parents[1]
+    shutil.copytree(package, tmp_path / "hangdoctor")
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "py-spy"
+    script.symlink_to(stacks.find_py_spy())
+    code = (
+        "import sys; from hangdoctor.collect import stacks; sys.executable = '/nowhere/python'; "
+        "print(stacks.find_py_spy())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/nowhere"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(script)
 
 
 def test_a_debugger_that_hangs_is_ended_and_the_target_is_left_running(
