@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hangdoctor import frames, known_issues
 from hangdoctor.engines import ONLY_RANK, PHASES, Milestone, Phase, Sign, load, names, needle
 from hangdoctor.launches import rank_order
 from hangdoctor.logs.parse import ParserState, finish, parse
+from hangdoctor.model import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -119,6 +121,18 @@ class SignSeen(msgspec.Struct, frozen=True):
     blamed: tuple[int, ...] = ()
 
 
+class Mark(msgspec.Struct, frozen=True):
+    """The newest line that holds a pattern, or quotes a frame, of a known issue.
+
+    Attributes:
+        number, text: of the line, as in Place; rank: that printed it, "" for the launch.
+    """
+
+    number: int
+    text: str
+    rank: str = ""
+
+
 class Launch(msgspec.Struct, frozen=True):
     """What the log says of the launch itself; None where it does not.
 
@@ -126,12 +140,14 @@ class Launch(msgspec.Struct, frozen=True):
         sizes: numbers by the names of `Detect.sizes`; "dp_attention" is 1 where it is on.
         on_cpu: it runs without GPUs.
         version: of the engine; model: path of the model; "" where it is not said.
+        options: the known issues' patterns that its arguments match.
     """
 
     sizes: dict[str, int] = {}
     on_cpu: bool | None = None
     version: str = ""
     model: str = ""
+    options: frozenset[str] = frozenset()
 
 
 class Timeline(msgspec.Struct, frozen=True):
@@ -142,6 +158,7 @@ class Timeline(msgspec.Struct, frozen=True):
         bars: by the bar's id.
         signs: the first SIGNS_KEPT of each kind and the newest of each id, in the order of the log:
             however many warnings come before an exception, it is there.
+        marks: where the patterns and frames of known issues were last seen, by pattern.
         launch: what its arguments and its lines say of it.
         launches: how many the file holds; all else is about the last one.
         first_line: where it begins.
@@ -153,6 +170,7 @@ class Timeline(msgspec.Struct, frozen=True):
     ranks: dict[str, RankLog] = {}
     bars: dict[str, BarLog] = {}
     signs: tuple[SignSeen, ...] = ()
+    marks: dict[str, Mark] = {}
     launch: Launch = Launch()
     launches: int = 0
     first_line: int = 1
@@ -276,15 +294,34 @@ def detect_engine(log: bytes) -> str | None:
 
 
 class _Compiled(msgspec.Struct, frozen=True):
+    """What is looked for; each pattern with literal text to look for first.
+
+    Attributes:
+        issues, options, frames: of the known issues; frames by their function's name.
+    """
+
     milestones: tuple[tuple[str, re.Pattern[str], Milestone], ...]
     signs: tuple[tuple[str, re.Pattern[str], Sign], ...]
+    issues: tuple[tuple[str, re.Pattern[str]], ...]
+    options: tuple[re.Pattern[str], ...]
+    frames: dict[str, tuple[str, ...]]
 
 
 @lru_cache(maxsize=8)
-def _compiled(milestones: tuple[Milestone, ...], signs: tuple[Sign, ...]) -> _Compiled:
+def _compiled(name: str, milestones: tuple[Milestone, ...], signs: tuple[Sign, ...]) -> _Compiled:
+    lists = [part for issue in known_issues.load(name) for part in (issue.when, issue.unless)]
+    by_function: dict[str, tuple[str, ...]] = {}
+    for place in dict.fromkeys(place for part in lists for place in part.frames):
+        function = place.rpartition(":")[2]
+        by_function[function] = (*by_function.get(function, ()), place)
+    patterns = dict.fromkeys(pattern for part in lists for pattern in part.log)
+    options = dict.fromkeys(pattern for part in lists for pattern in part.options)
     return _Compiled(
         milestones=tuple((needle(m.pattern), re.compile(m.pattern), m) for m in milestones),
         signs=tuple((needle(s.pattern), re.compile(s.pattern), s) for s in signs),
+        issues=tuple((needle(pattern), re.compile(pattern)) for pattern in patterns),
+        options=tuple(re.compile(pattern) for pattern in options),
+        frames=by_function,
     )
 
 
@@ -294,7 +331,7 @@ class _Fold:
     def __init__(self, timeline: Timeline, engine: Engine) -> None:
         self.old = timeline
         self.engine = engine
-        self.compiled = _compiled(engine.milestones, engine.signs)
+        self.compiled = _compiled(engine.name, engine.milestones, engine.signs)
         self.changed = False
         self._open(timeline)
 
@@ -304,6 +341,7 @@ class _Fold:
         self.signs: dict[str, list[SignSeen]] = {}
         for seen in timeline.signs:
             self.signs.setdefault(seen.kind, []).append(seen)
+        self.marks = dict(timeline.marks)
         self.launch = timeline.launch
         self.launches = timeline.launches
         self.first_line = timeline.first_line
@@ -329,6 +367,7 @@ class _Fold:
             signs=tuple(
                 sorted(itertools.chain(*self.signs.values()), key=lambda seen: seen.number)
             ),
+            marks=self.marks,
             launch=self.launch,
             launches=self.launches,
             first_line=self.first_line,
@@ -360,6 +399,7 @@ class _Fold:
         if line.time_s is not None:
             self.tracing = None
         self._add_sign(line, place)
+        self._add_marks(line, place)
 
     def _begin(self, line: LogLine) -> None:
         """Take the launch's arguments; a new launch where ranks have begun since the last ones.
@@ -370,7 +410,9 @@ class _Fold:
             self._open(Timeline(launches=self.launches, first_line=line.number))
             self.launches += 1
         self.launches = max(1, self.launches)
-        self.launch = _launch_facts(self.launch, self.engine.detect, line.text)
+        launch = _launch_facts(self.launch, self.engine.detect, line.text)
+        found = {each.pattern for each in self.compiled.options if each.search(line.text)}
+        self.launch = msgspec.structs.replace(launch, options=self.launch.options | found)
 
     def _launch_log(self) -> RankLog:
         return self.ranks.get("", RankLog())
@@ -466,6 +508,17 @@ class _Fold:
         kept[SIGNS_KEPT:] = [other for other in newest if other.id != sign.id]
         kept.append(seen)
 
+    def _add_marks(self, line: LogLine, place: Place) -> None:
+        text = line.text
+        for literal, pattern in self.compiled.issues:
+            if literal in text and pattern.search(text):
+                self.marks[pattern.pattern] = Mark(place.number, place.text, line.rank)
+        if text.endswith(")") and (match := _QUOTED_FRAME.fullmatch(text)):
+            frame = Frame(match["function"], match["path"], int(match["line"]))
+            for wanted in self.compiled.frames.get(frame.function.rpartition(".")[2], ()):
+                if frames.matches(frame, wanted):
+                    self.marks[wanted] = Mark(place.number, place.text.strip(), line.rank)
+
     def _sign(self, text: str) -> tuple[Sign, re.Match[str]] | None:
         for literal, pattern, sign in self.compiled.signs:
             if literal in text and (match := pattern.search(text)):
@@ -476,6 +529,9 @@ class _Fold:
         log = self.ranks.get(rank, RankLog())
         self.ranks[rank] = msgspec.structs.replace(log, exception=text[:TEXT_LIMIT])
 
+
+_QUOTED_FRAME = re.compile(r"\s*(?P<function>[\w.<>]+) \((?P<path>[^\s():]+):(?P<line>\d+)\)")
+"""A frame as py-spy prints it, which SGLang's watchdog does into the log."""
 
 _ERROR_LINE = re.compile(
     r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|OutOfMemory\w*)(?::|$)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangdoctor.rules import device, logs, startup, waits
+from hangdoctor.rules import device, known_issues, logs, startup, waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Rule = Callable[[Case], Iterable[Finding]]
 
 RULES: tuple[Rule, ...] = (
+    known_issues.known_issue,
     startup.rank_died,
     startup.launch_ended,
     startup.exception_in_rank,
