@@ -303,7 +303,7 @@ class _Compiled(msgspec.Struct, frozen=True):
     milestones: tuple[tuple[str, re.Pattern[str], Milestone], ...]
     signs: tuple[tuple[str, re.Pattern[str], Sign], ...]
     issues: tuple[tuple[str, re.Pattern[str]], ...]
-    options: tuple[re.Pattern[str], ...]
+    options: tuple[tuple[str, re.Pattern[str]], ...]
     frames: dict[str, tuple[str, ...]]
 
 
@@ -320,7 +320,7 @@ def _compiled(name: str, milestones: tuple[Milestone, ...], signs: tuple[Sign, .
         milestones=tuple((needle(m.pattern), re.compile(m.pattern), m) for m in milestones),
         signs=tuple((needle(s.pattern), re.compile(s.pattern), s) for s in signs),
         issues=tuple((needle(pattern), re.compile(pattern)) for pattern in patterns),
-        options=tuple(re.compile(pattern) for pattern in options),
+        options=tuple((needle(pattern), re.compile(pattern)) for pattern in options),
         frames=by_function,
     )
 
@@ -411,7 +411,11 @@ class _Fold:
             self.launches += 1
         self.launches = max(1, self.launches)
         launch = _launch_facts(self.launch, self.engine.detect, line.text)
-        found = {each.pattern for each in self.compiled.options if each.search(line.text)}
+        found = {
+            pattern.pattern
+            for literal, pattern in self.compiled.options
+            if literal in line.text and pattern.search(line.text)
+        }
         self.launch = msgspec.structs.replace(launch, options=self.launch.options | found)
 
     def _launch_log(self) -> RankLog:
@@ -509,6 +513,8 @@ class _Fold:
         kept.append(seen)
 
     def _add_marks(self, line: LogLine, place: Place) -> None:
+        if self._launch_log().phase == "ready":
+            return  # they are about what keeps a launch from it
         text = line.text
         for literal, pattern in self.compiled.issues:
             if literal in text and pattern.search(text):
