@@ -21,7 +21,7 @@ def explain(rule: str) -> str:
     if rule not in rules:
         raise UsageError(
             f"there is neither a rule nor a known issue {rule!r}",
-            hint=f"rules: {', '.join(sorted(rules))}\n"
+            hint=f"rules: {', '.join(sorted(rules))}; "
             f"known issues: {', '.join(known_issues.ids())}",
         )
     return f"{rule}\n\n{inspect.getdoc(rules[rule])}"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from hangdoctor import known_issues
 from hangdoctor.findings import Evidence, Finding
 from hangdoctor.frames import first_place, place, same_shape, shape
@@ -36,12 +34,14 @@ class Seen(Struct, frozen=True):
         because: what shows it.
         needs: what would tell it, where it cannot be told.
         telling: it is a trace of the issue itself, and not only the place where it can happen.
+        option: it is about the launch's arguments: telling where the issue has no other trace.
     """
 
     holds: bool | None
     because: tuple[Evidence, ...] = ()
     needs: str = ""
     telling: bool = False
+    option: bool = False
 
 
 def known_issue(case: Case) -> Iterator[Finding]:
@@ -60,12 +60,15 @@ def known_issue(case: Case) -> Iterator[Finding]:
         if moves and not issue.ends_by_itself:
             continue
         asked = _asked(case, issue)
+        only_options = not (issue.when.log or issue.when.frames or issue.when.waits)
         ruled_out = _ruled_out(case, issue)
         if any(seen.holds is False for seen in asked) or any(seen.holds for seen in ruled_out):
             continue
         open_ones = [seen for seen in (*asked, *ruled_out) if seen.holds is None]
-        if not any(seen.holds and seen.telling for seen in asked):
-            continue
+        if not any(
+            seen.holds and (seen.telling or (only_options and seen.option)) for seen in asked
+        ):
+            continue  # it is at the place where the issue can happen, and no more
         because = tuple(item for seen in asked if seen.holds for item in seen.because)
         likeness = "may be" if open_ones else "looks like"
         yield Finding(
@@ -83,7 +86,7 @@ def known_issue(case: Case) -> Iterator[Finding]:
 def _moves(case: Case) -> bool:
     """Tell whether a launch is seen to be alive, and not yet to stand still."""
     facts = case.facts
-    if not case.observed or _rank_gone(case, "").holds:
+    if not case.observed or _rank_gone(case, None).holds:
         return False
     if signs_of(facts, "fatal") or signs_of(facts, "timeout"):
         return False
@@ -93,39 +96,35 @@ def _moves(case: Case) -> bool:
 
 
 def _asked(case: Case, issue: KnownIssue) -> list[Seen]:
-    """Look at each list of an issue's `when`, and at its releases."""
+    """Look at each list and each fact of an issue's `when`, and at its releases."""
     when = issue.when
-    seen = []
-    if when.log:
-        seen.append(_log(case, when.log))
-    if when.frames:
-        seen.append(_frames(case, when.frames))
-    if when.waits:
-        seen.append(_waits(case, when.waits))
-    if when.phases:
-        seen.append(_phases(case, when.phases))
-    if when.options:
-        only_trace = not (when.log or when.frames or when.waits)
-        seen.append(msgspec.structs.replace(_options(case, when.options), telling=only_trace))
-    line = _newest_mark(case, when)
-    seen += [_FACTS[fact](case, line) for fact in when.facts]
+    seen = [*_lists(case, when), *_facts(case, when.facts, _newest_mark(case, when))]
     if issue.since or issue.mended_in:
         seen.append(_releases(case, issue))
     return seen
 
 
 def _ruled_out(case: Case, issue: KnownIssue) -> list[Seen]:
-    """Look at each entry of an issue's `unless`."""
-    unless = issue.unless
+    """Look at each list and each fact of an issue's `unless`."""
     line = _newest_mark(case, issue.when)
-    return [
-        *([_log(case, unless.log)] if unless.log else []),
-        *([_frames(case, unless.frames)] if unless.frames else []),
-        *([_waits(case, unless.waits)] if unless.waits else []),
-        *([_phases(case, unless.phases)] if unless.phases else []),
-        *([_options(case, unless.options)] if unless.options else []),
-        *(_FACTS[fact](case, line) for fact in unless.facts),
-    ]
+    return [*_lists(case, issue.unless), *_facts(case, issue.unless.facts, line)]
+
+
+def _lists(case: Case, conditions: Conditions) -> Iterator[Seen]:
+    if conditions.log:
+        yield _log(case, conditions.log)
+    if conditions.frames:
+        yield _frames(case, conditions.frames)
+    if conditions.waits:
+        yield _waits(case, conditions.waits)
+    if conditions.phases:
+        yield _phases(case, conditions.phases)
+    if conditions.options:
+        yield _options(case, conditions.options)
+
+
+def _facts(case: Case, facts: Iterable[Fact], line: _Line) -> Iterator[Seen]:
+    return (_FACTS[fact](case, line) for fact in facts)
 
 
 def _log(case: Case, patterns: Iterable[str]) -> Seen:
@@ -226,7 +225,7 @@ def _options(case: Case, patterns: tuple[str, ...]) -> Seen:
         match = re.search(pattern, command)
         if match or pattern in facts.timeline.launch.options:
             said = match[0] if match else f"the arguments match {pattern}"
-            return Seen(holds=True, because=(Evidence(text=f"launched with {said}"),))
+            return Seen(holds=True, because=(Evidence(text=f"launched with {said}"),), option=True)
     launch = facts.timeline.ranks.get("")
     if launch is not None and "args" in launch.counts:
         return Seen(holds=False)
