@@ -547,8 +547,9 @@ def _see_gpus(facts: Facts, snapshot: Snapshot) -> Facts:
     for pid, pids in families.items():
         track = known[pid]
         # A rank whose card NVML does not tell, as in a PID namespace of its own, may be behind any
-        # card that is nobody's.
-        own = gpu_readings.cards_of(cards, pids) or tuple(set(cards) - mapped)
+        # card that is nobody's; one that uses none is behind none.
+        anybody = set() if facts.cpu_launch else set(cards) - mapped
+        own = gpu_readings.cards_of(cards, pids) or tuple(anybody)
         for index in own:
             if cards[index].memory_grew_at_s == at_s:
                 known[pid] = tracks.moved(track, at_s, f"memory of GPU {index} grows")
