@@ -25,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     startup.exception_in_rank,
     waits.rank_stopped,
     waits.waiting_for_rank_elsewhere,
+    waits.rank_not_built,
     waits.rank_never_appeared,
     waits.rank_still_starting,
     waits.ranks_diverged,
@@ -50,6 +51,7 @@ RULES: tuple[Rule, ...] = (
 PER_REPLICA: frozenset[Rule] = frozenset(
     {
         waits.waiting_for_rank_elsewhere,
+        waits.rank_not_built,
         waits.rank_never_appeared,
         waits.rank_still_starting,
         waits.ranks_diverged,

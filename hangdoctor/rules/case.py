@@ -10,7 +10,7 @@ import msgspec
 from hangdoctor.engines import Engine, Phase, matches_any
 from hangdoctor.facts import Facts, RankFacts, launch_still_s, log_still_s, phase_index
 from hangdoctor.findings import Evidence, Finding, weakest
-from hangdoctor.frames import place
+from hangdoctor.frames import find_wait, place
 from hangdoctor.logs.timeline import lacking
 from hangdoctor.model import Missing, Struct
 from hangdoctor.waitgraph import WaitGraph, build
@@ -286,6 +286,18 @@ def to_blame_for_failure(case: Case) -> tuple[str, ...]:
     victims = {name for name, text in failed.items() if matches_any(tuple(gave_up), text)}
     culprits = tuple(name for name in failed if name not in victims)
     return culprits or tuple(name for name in lacking(facts.timeline) if name not in victims)
+
+
+def launcher_waits_for(case: Case) -> str | None:
+    """Return the id of the wait for its ranks in which a thread of the launcher stands."""
+    launcher = case.facts.launcher
+    if launcher is None or launcher.stack is None:
+        return None
+    for frames in (launcher.stack, *launcher.other_threads):
+        found = find_wait(frames, case.engine.waits)
+        if found and found[0].kind == "ranks-ready":
+            return found[0].id
+    return None
 
 
 def phase_lacked(case: Case, missing: Mapping[str, Sequence[str]]) -> Phase | None:

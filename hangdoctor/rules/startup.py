@@ -14,6 +14,7 @@ from hangdoctor.rules.case import (
     exceptions,
     judge,
     last_line,
+    launcher_waits_for,
     past_normal,
     phase_age_s,
     signs_of,
@@ -194,10 +195,11 @@ def compile_running(case: Case) -> Iterator[Finding]:
             continue
         names = sorted({track.process.comm for track in workers})
         total = sum(track.cpu_pct or 0 for track in workers)
+        who = "a descendant" if len(workers) == 1 else f"{len(workers)} descendants"
         yield Finding(
             rule="compile-running",
             verdict="found",
-            title=f"{len(workers)} descendants of {rank.name} are at work: "
+            title=f"{who} of {rank.name} {'is' if len(workers) == 1 else 'are'} at work: "
             f"{', '.join(names[:4])} ({total:.0f} % CPU)",
             ranks=(rank.name,),
             phase=rank.phase,
@@ -257,7 +259,7 @@ def warmup_request_unanswered(case: Case) -> Iterator[Finding]:
     everyone = [rank for rank in facts.ranks if rank.present]
     if not everyone or len(graph.idle) != len(everyone):
         return
-    waits_for = _launcher_waits_for(case)
+    waits_for = launcher_waits_for(case)
     phase: Phase = "warmup"
     title = "all ranks are idle, and the warm-up request has no answer"
     if waits_for in ("launcher-ready", "controller-ready"):
@@ -466,18 +468,6 @@ def _log_of_another_launch(case: Case, earlier: list[RankFacts]) -> Finding:
         because=evidence(last_line(case, ""), *(stands(case, rank) for rank in earlier[:2])),
         needs=("this launch's own log: --log FILE",),
     )
-
-
-def _launcher_waits_for(case: Case) -> str | None:
-    """Return the id of the wait for its ranks in which a thread of the launcher stands."""
-    launcher = case.facts.launcher
-    if launcher is None or launcher.stack is None:
-        return None
-    for frames in (launcher.stack, *launcher.other_threads):
-        found = find_wait(frames, case.engine.waits)
-        if found and found[0].kind == "ranks-ready":
-            return found[0].id
-    return None
 
 
 def _who_waits(names: list[str]) -> str:

@@ -17,6 +17,7 @@ from hangdoctor.rules.case import (
     evidence,
     judge,
     last_line,
+    launcher_waits_for,
     line_of,
     past_normal,
     phase_lacked,
@@ -142,6 +143,53 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
         yield finding
         return
     yield judge(case, suspects, finding, needed_s=case.hung_after_s, waiters=waiters)
+
+
+def rank_not_built(case: Case) -> Iterator[Finding]:
+    """Ranks are built and idle, and the launcher waits for one that is not.
+
+    What it sees: the launcher in its wait for the ranks' ready message, ranks in their loop, and
+    the others somewhere else, in no collective.
+    Why it matters: the ranks that idle are healthy, and wait in no operation that would tell whom
+    for. The launcher waits for the one that still builds, and serves nothing before that.
+    What to do: look at where that rank stands; its innermost frames say what it does instead.
+    """
+    graph = case.graph
+    suspects = graph.elsewhere
+    if not graph.idle or not suspects or graph.waiting or graph.device or graph.unseen:
+        return
+    if launcher_waits_for(case) not in ("launcher-ready", "controller-ready"):
+        return
+    names = tuple(rank.name for rank in suspects)
+    built = [rank.name for rank in graph.idle]
+    does = "is elsewhere" if len(suspects) == 1 else "are elsewhere"
+    if suspects[0].wait:
+        does = waits_in(suspects[0].wait)
+    elif suspects[0].place:
+        does = f"is at {suspects[0].place}"
+    standing_s = max(map(_waited_s, suspects))
+    finding = Finding(
+        rule="rank-not-built",
+        verdict="found",
+        title=f"{enumerate_names(built)} {'is' if len(built) == 1 else 'are'} built, and the "
+        f"launcher waits for {enumerate_names(names)}, which {does}",
+        ranks=(*names, *built),
+        culprits=names if standing_s >= case.stall_after_s / 2 else (),
+        phase=earliest_phase(suspects),
+        confidence="high",
+        because=evidence(
+            *(item for rank in suspects[:4] for item in (stands(case, rank), quiet(case, rank))),
+            *(_children(case, rank) for rank in suspects[:2]),
+            *(last_line(case, rank.name) for rank in suspects[:2]),
+            stands(case, graph.idle[0]),
+        ),
+        advice=_advice_for(suspects),
+    )
+    moving = [rank.name for rank in suspects if rank.moving]
+    if moving:
+        yield _still_moving(finding, moving, suspects)
+        return
+    yield judge(case, suspects, finding, needed_s=case.hung_after_s)
 
 
 def rank_never_appeared(case: Case) -> Iterator[Finding]:
