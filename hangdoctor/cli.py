@@ -73,6 +73,7 @@ StallAfterIfGiven = Annotated[
         f"A recording has its own, else it is {STALL_AFTER_S:g}.",
     ),
 ]
+Events = Annotated[bool, typer.Option("--events", help="One JSON line a change, on stdout.")]
 
 
 class OptionalPidCommand(TyperCommand):
@@ -187,9 +188,7 @@ def watch(
         Literal["ready", "verdict", "forever"],
         typer.Option("--until", help="What ends the watching."),
     ] = "verdict",
-    events: Annotated[
-        bool, typer.Option("--events", help="One JSON line a change, on stdout.")
-    ] = False,
+    events: Events = False,
     kill_on_exit: Annotated[
         bool, typer.Option("--kill-on-exit", help="End COMMAND when the watching ends.")
     ] = False,
@@ -248,6 +247,96 @@ def explain(
     from hangdoctor.commands.explain import explain as run
 
     put(run(rule))
+
+
+@app.command()
+def demo(
+    *,
+    stall: Annotated[
+        Literal[
+            "start",
+            "distributed-init",
+            "weights",
+            "kv-cache",
+            "graph-capture",
+            "server",
+            "warmup",
+        ]
+        | None,
+        typer.Option(
+            "--stall",
+            metavar="PHASE",
+            help="Where it goes wrong: start, distributed-init, weights, kv-cache, "
+            "graph-capture, server, warmup.",
+        ),
+    ] = None,
+    fault: Annotated[
+        Literal[
+            "none",
+            "slow",
+            "barrier",
+            "lock",
+            "eventfd",
+            "fifo",
+            "stopped",
+            "killed",
+            "compile",
+            "stale-lock-file",
+        ]
+        | None,
+        typer.Option(
+            "--fault",
+            metavar="KIND",
+            help="What goes wrong: none, slow, barrier, lock, eventfd, fifo, "
+            "stopped, killed, compile, stale-lock-file.",
+        ),
+    ] = None,
+    ranks: Annotated[
+        int, typer.Option("--ranks", metavar="N", min=2, max=16, help="How many ranks.")
+    ] = 4,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", metavar="N", min=0, help="Which it strikes; else drawn by lot."),
+    ] = None,
+    stall_after: Annotated[
+        float,
+        typer.Option(
+            "--stall-after",
+            metavar="S",
+            min=2.0,
+            max=DAY_S,
+            help="As of watch, but shorter: a demo need not wait for slow storage.",
+        ),
+    ] = 5.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", min=0.0, help="Give up after this.")
+    ] = 50.0,
+    format: Format = "text",  # noqa: A002  # the option's name
+    record: Record = None,
+    events: Events = False,
+) -> None:
+    """A pretend launch of real processes that goes wrong, diagnosed live.
+
+    It needs no server, no GPU and no model, and leaves nothing behind.
+
+    Example: hangdoctor demo --stall graph-capture --fault eventfd
+    """
+    from hangdoctor.commands.demo import demo as run
+
+    _exit(
+        run(
+            phase=stall,
+            fault=fault,
+            rank=rank,
+            ranks=ranks,
+            stall_after_s=stall_after,
+            timeout_s=timeout,
+            output=format,
+            record=record,
+            events=events,
+        ),
+        starting=4,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

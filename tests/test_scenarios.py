@@ -271,6 +271,51 @@ def test_idle_ranks_whose_launcher_still_waits_for_them_are_told_as_such(tmp_pat
     assert "still waits for their ready message" in found.title
 
 
+BUILDS_ITS_CACHE = (
+    "HostKVCache.init_kv_buffer mem_cache/memory_pool_host.py:188",
+    "Scheduler.init_cache_with_memory_pool scheduler.py:912",
+    *told.SCHEDULER,
+)
+
+
+@pytest.mark.parametrize(
+    ("does", "launcher", "state"),
+    [
+        ({}, None, "hung"),
+        ({"grows_per_s": 2 << 20}, None, "starting"),
+        ({}, told.SERVES, "unknown"),
+    ],
+    ids=["still", "it grows", "the launcher does not wait for it"],
+)
+def test_a_rank_that_is_not_built_is_whom_the_launcher_waits_for(does, launcher, state, tmp_path):
+    idle = Does(stack=told.IDLE_BROADCAST, state="R", cpu_pct=100, writes=7000)
+    doing = ranks(4, idle, TP2=Does(stack=BUILDS_ITS_CACHE, **does))
+    log = good_log(tuple(doing), "http")
+    found = verdict(launch(tmp_path, doing, log=log, seconds=140, launcher=launcher))
+    assert (found.state, found.phase) == (state, "server")
+    assert (found.culprits == ("TP2",)) is (launcher is None)
+    assert ("the launcher waits for TP2" in found.title) is (launcher is None)
+
+
+def test_a_gpu_on_which_somebody_else_computes_moves_no_launch_without_gpus(tmp_path):
+    doing = ranks(2, Does(stack=told.BARRIER), TP1=Does(stack=told.LOADING, gpu=(100, 60, 400)))
+    recording = launch(
+        tmp_path,
+        doing,
+        log=good_log(("TP0", "TP1"), "load-end"),
+        seconds=140,
+        command="python3 -m sglang.launch_server --model-path /models/m --device cpu",
+    )
+
+    def another_ones(snapshot):
+        cards = {index: replace(card, processes=()) for index, card in snapshot.gpus.cards.items()}
+        return replace(snapshot, gpus=replace(snapshot.gpus, cards=cards))
+
+    recording = replace(recording, snapshots=tuple(map(another_ones, recording.snapshots)))
+    found = verdict(recording)
+    assert (found.state, found.phase, found.culprits) == ("hung", "weights", ("TP1",))
+
+
 def test_the_log_of_an_earlier_launch_makes_no_loading_launch_ready(tmp_path):
     doing = ranks(2, Does(stack=told.BARRIER), TP1=Does(stack=told.LOADING, cpu_pct=0))
     recording = launch(tmp_path, doing, log=good_log(("TP0", "TP1"), ""), seconds=620, began_s=500)
