@@ -305,12 +305,12 @@ def demo(
             metavar="S",
             min=2.0,
             max=DAY_S,
-            help="As of watch, but shorter: a demo need not wait for slow storage.",
+            help="As of watch; shorter, since nothing here is slow by surprise.",
         ),
     ] = 5.0,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="S", min=0.0, help="Give up after this.")
-    ] = 50.0,
+    ] = 45.0,
     format: Format = "text",  # noqa: A002  # the option's name
     record: Record = None,
     events: Events = False,
@@ -330,6 +330,7 @@ def demo(
             rank=rank,
             ranks=ranks,
             stall_after_s=stall_after,
+            usual_stall_after_s=STALL_AFTER_S,
             timeout_s=timeout,
             output=format,
             record=record,

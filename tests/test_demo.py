@@ -87,9 +87,8 @@ def test_it_needs_nothing_of_the_environment_and_puts_one_document_out(tmp_path)
     assert ended.returncode == 0, ended.stderr
     events = [msgspec.json.decode(line) for line in ended.stdout.splitlines()]
     assert events[-1]["state"] == "ready"
-    first, *_, last = ended.stderr.splitlines()
-    assert "nothing goes wrong" in first
-    assert "the verdict is right" in last
+    assert "nothing goes wrong" in ended.stderr.splitlines()[0]
+    assert "the verdict is right" in ended.stderr
 
 
 def session(pid):

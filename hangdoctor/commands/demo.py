@@ -15,6 +15,7 @@ from hangdoctor.demo.play import play
 from hangdoctor.diagnose import diagnose
 from hangdoctor.errors import HangdoctorError, UsageError
 from hangdoctor.facts import derive
+from hangdoctor.rules.case import HUNG_FACTOR
 from hangdoctor.streams import say
 
 if TYPE_CHECKING:
@@ -34,12 +35,16 @@ def demo(
     rank: int | None,
     ranks: int,
     stall_after_s: float,
+    usual_stall_after_s: float,
     timeout_s: float,
     output: str,
     record: Path | None,
     events: bool,
 ) -> str | int:
-    """Play a launch and watch it; return what `watch` returns."""
+    """Play a launch and watch it; return what `watch` returns.
+
+    The default of `watch` is given as `usual_stall_after_s`, to compare with.
+    """
     if rank is not None and rank >= ranks:
         raise UsageError(
             f"there is no rank {rank} among {ranks}: they are counted from 0", hint="--ranks N"
@@ -54,10 +59,13 @@ def demo(
     with _ended_by_signals(), play(plan) as played:
         kept = record or played.folder / "recording"
         say(
-            f"hangdoctor: a pretend SGLang launch of {ranks} ranks, real processes without a "
-            f"GPU or a model; {plan.done}",
-            f"  its log is {played.log}; it is watched as by",
-            f"  hangdoctor watch --pid-tree {played.pid} --stall-after {stall_after_s:g}",
+            f"hangdoctor: a pretend SGLang launch of {ranks} ranks: real processes, no GPU, no "
+            f"model; {plan.done}",
+            f"  its log: {played.log}",
+            f"  watched as by: hangdoctor watch --pid-tree {played.pid} --stall-after "
+            f"{stall_after_s:g}",
+            f"  so that hung may be said after {HUNG_FACTOR * stall_after_s:g} s of stillness; "
+            f"watch alone takes {HUNG_FACTOR * usual_stall_after_s:g} s",
         )
         began_s = time.monotonic()
         state = watch(
@@ -77,8 +85,13 @@ def demo(
             kill_on_exit=False,
         )
         spent_s = time.monotonic() - began_s
-        if state != INTERRUPTED:
-            say(f"hangdoctor: {_compared(plan, kept)} ({spent_s:.0f} s)")
+        worth = _compared(plan, kept)
+    if state != INTERRUPTED:
+        say(
+            f"hangdoctor: {worth}",
+            f"  it took {spent_s:.0f} s; all processes and files of the launch are gone again",
+            "  a launch of your own: hangdoctor watch -- python -m sglang.launch_server ...",
+        )
     return state
 
 

@@ -40,7 +40,7 @@ _ALL_RANKS: tuple[Fault, ...] = ("slow", "stale-lock-file")
 _DOES: dict[Fault, str] = {
     "slow": "all ranks read from slow storage: slow, and no hang",
     "barrier": "{rank} sleeps and does not come to where its peers wait for it",
-    "lock": "two threads of {rank} take two locks in opposite order",
+    "lock": "{rank} deadlocks: two of its threads take two locks in opposite order",
     "eventfd": "{rank} writes to an eventfd for ever and does nothing else",
     "fifo": "{rank} opens a FIFO that nobody reads",
     "stopped": "{rank} is stopped by a signal (SIGSTOP)",
@@ -90,7 +90,7 @@ def make_plan(
     """Return a plan, with what was not chosen filled in.
 
     >>> make_plan(None, None, rank=1, ranks=4, stall_after_s=5).done
-    'in weights, two threads of TP1 take two locks in opposite order'
+    'in weights, TP1 deadlocks: two of its threads take two locks in opposite order'
     >>> make_plan("fifo", None, rank=1, ranks=4, stall_after_s=5).phase
     'warmup'
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...third_party.torch.distributed import distributed_c10d
 
-PACE_S = 0.25
+PACE_S = 0.4
 """A step of a healthy start takes so long: the whole of it is over in some seconds."""
 
 _PR_SET_PDEATHSIG = 1
