@@ -462,6 +462,18 @@ SERVES = (
     "<module> sglang/launch_server.py:70",
 )
 WARMUP_THREAD = (
+    "SocketIO.readinto socket.py:708",
+    "HTTPResponse._read_status http/client.py:286",
+    "HTTPResponse.begin http/client.py:325",
+    "HTTPConnection.getresponse http/client.py:1395",
+    "HTTPConnection.getresponse urllib3/connection.py:571",
+    "HTTPConnectionPool._make_request urllib3/connectionpool.py:534",
+    "HTTPConnectionPool.urlopen urllib3/connectionpool.py:787",
+    "HTTPAdapter.send requests/adapters.py:644",
+    "Session.send requests/sessions.py:703",
+    "Session.request requests/sessions.py:589",
+    "request requests/api.py:59",
+    "post requests/api.py:115",
     "_execute_server_warmup http_server.py:2384",
     "_wait_and_warmup http_server.py:2533",
     "Thread.run threading.py:1012",

@@ -10,7 +10,7 @@ import msgspec
 from hangdoctor.engines import Engine, Phase, matches_any
 from hangdoctor.facts import Facts, RankFacts, launch_still_s, log_still_s, phase_index
 from hangdoctor.findings import Evidence, Finding, weakest
-from hangdoctor.frames import find_wait, place
+from hangdoctor.frames import first_place, place
 from hangdoctor.logs.timeline import lacking
 from hangdoctor.model import Missing, Struct
 from hangdoctor.waitgraph import WaitGraph, build
@@ -289,14 +289,20 @@ def to_blame_for_failure(case: Case) -> tuple[str, ...]:
 
 
 def launcher_waits_for(case: Case) -> str | None:
-    """Return the id of the wait for its ranks in which a thread of the launcher stands."""
+    """Return the id of the wait for its ranks in which a thread of the launcher stands.
+
+    What stands upon it says nothing else: the warm-up request waits in the library that sends it,
+    a dozen frames further in.
+    """
     launcher = case.facts.launcher
     if launcher is None or launcher.stack is None:
         return None
+    waits = [wait for wait in case.engine.waits if wait.kind == "ranks-ready"]
     for frames in (launcher.stack, *launcher.other_threads):
-        found = find_wait(frames, case.engine.waits)
-        if found and found[0].kind == "ranks-ready":
-            return found[0].id
+        for wait in waits:
+            under = not wait.under or first_place(frames, wait.under) is not None
+            if under and first_place(frames, wait.frames) is not None:
+                return wait.id
     return None
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.facts import phase_index
 from hangdoctor.findings import Evidence, Finding, enumerate_names
-from hangdoctor.frames import find_wait
 from hangdoctor.model import Installation
 from hangdoctor.rules.case import (
     earliest_phase,
@@ -450,9 +449,7 @@ def _serves(case: Case) -> bool:
     if not everyone or len(case.graph.idle) != len(everyone) or launcher.dumps < 2:
         return False
     kinds = {wait.id: wait.kind for wait in case.engine.waits}
-    others = [find_wait(frames, case.engine.waits) for frames in launcher.other_threads]
-    warming = any(found and found[0].kind == "ranks-ready" for found in others)
-    return kinds[launcher.wait[0]] == "idle" and not warming
+    return kinds[launcher.wait[0]] == "idle" and launcher_waits_for(case) is None
 
 
 def _log_of_another_launch(case: Case, earlier: list[RankFacts]) -> Finding:
