@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from hangdoctor import __version__
+from hangdoctor.demo.kinds import FAULTS, STALL_PHASES, Fault, StallPhase
 from hangdoctor.errors import HangdoctorError, UsageError
 from hangdoctor.streams import put, say
 
@@ -253,43 +254,14 @@ def explain(
 def demo(
     *,
     stall: Annotated[
-        Literal[
-            "start",
-            "distributed-init",
-            "weights",
-            "kv-cache",
-            "graph-capture",
-            "server",
-            "warmup",
-        ]
-        | None,
+        StallPhase | None,
         typer.Option(
-            "--stall",
-            metavar="PHASE",
-            help="Where it goes wrong: start, distributed-init, weights, kv-cache, "
-            "graph-capture, server, warmup.",
+            "--stall", metavar="PHASE", help=f"Where it goes wrong: {', '.join(STALL_PHASES)}."
         ),
     ] = None,
     fault: Annotated[
-        Literal[
-            "none",
-            "slow",
-            "barrier",
-            "lock",
-            "eventfd",
-            "fifo",
-            "stopped",
-            "killed",
-            "compile",
-            "stale-lock-file",
-        ]
-        | None,
-        typer.Option(
-            "--fault",
-            metavar="KIND",
-            help="What goes wrong: none, slow, barrier, lock, eventfd, fifo, "
-            "stopped, killed, compile, stale-lock-file.",
-        ),
+        Fault | None,
+        typer.Option("--fault", metavar="KIND", help=f"What goes wrong: {', '.join(FAULTS)}."),
     ] = None,
     ranks: Annotated[
         int, typer.Option("--ranks", metavar="N", min=2, max=16, help="How many ranks.")

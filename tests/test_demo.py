@@ -17,7 +17,8 @@ import pytest
 
 from hangdoctor import engines
 from hangdoctor.collect import procfs
-from hangdoctor.demo.plan import FAULTS, make_plan, right_states, stall_phases
+from hangdoctor.demo.kinds import FAULTS, STALL_PHASES
+from hangdoctor.demo.plan import make_plan, right_states
 from hangdoctor.demo.play import play
 from hangdoctor.errors import InputError
 from hangdoctor.target import find_log, resolve
@@ -52,14 +53,14 @@ def run(one):
     at_work = one.fault in ("slow", "compile", "stale-lock-file")
     ended = demo(
         *("--fault", one.fault, "--stall", one.phase, "--rank", str(one.rank)),
-        *("--format", "json", "--stall-after", "3", "--timeout", "12" if at_work else "100"),
+        *("--format", "json", "--stall-after", "3", "--timeout", "25" if at_work else "100"),
     )
     return ended.returncode, ended.stdout, ended.stderr
 
 
 def test_each_fault_and_a_fault_in_each_phase_are_judged_right():
     plans = [plan(fault, rank=number % 2) for number, fault in enumerate(FAULTS)]
-    plans += [plan("barrier", phase, number % 2) for number, phase in enumerate(stall_phases())]
+    plans += [plan("barrier", phase, number % 2) for number, phase in enumerate(STALL_PHASES)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         ends = list(pool.map(run, plans))
     wrong = []
@@ -202,3 +203,9 @@ def test_a_rank_that_is_not_there_is_wrong_usage():
     ended = demo("--rank", "2")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "there is no rank 2" in ended.stderr
+
+
+def test_a_fault_that_was_not_come_to_is_told_as_such():
+    ended = demo("--timeout", "0")
+    assert ended.returncode in (3, 4)
+    assert "the launch did not come to the fault" in ended.stderr

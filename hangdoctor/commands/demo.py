@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hangdoctor.demo.plan import Fault, Plan
-    from hangdoctor.engines import Phase
+    from hangdoctor.demo.kinds import Fault, StallPhase
+    from hangdoctor.demo.plan import Plan
+    from hangdoctor.demo.play import Played
 
 INTERRUPTED = 130
 
 
 def demo(
     *,
-    phase: Phase | None,
+    phase: StallPhase | None,
     fault: Fault | None,
     rank: int | None,
     ranks: int,
@@ -85,7 +86,7 @@ def demo(
             kill_on_exit=False,
         )
         spent_s = time.monotonic() - began_s
-        worth = _compared(plan, kept)
+        worth = _compared(plan, played, kept)
     if state != INTERRUPTED:
         say(
             f"hangdoctor: {worth}",
@@ -95,8 +96,10 @@ def demo(
     return state
 
 
-def _compared(plan: Plan, kept: Path) -> str:
+def _compared(plan: Plan, played: Played, kept: Path) -> str:
     """Return what the verdict of the recording, which is the one that was printed, is worth."""
+    if plan.fault != "none" and not played.struck:
+        return f"the launch did not come to the fault in this time; it would have been: {plan.done}"
     try:
         seen = recording.load(kept)
         engine = engines.load(seen.header.engine or engines.names()[0])

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from hangdoctor.engines import PHASES, Phase
+from hangdoctor.demo.kinds import Fault, StallPhase
 from hangdoctor.findings import enumerate_names
 
 if TYPE_CHECKING:
     from hangdoctor.findings import Diagnosis, State
 
-Fault = Literal[
-    "none",
-    "slow",
-    "barrier",
-    "lock",
-    "eventfd",
-    "fifo",
-    "stopped",
-    "killed",
-    "compile",
-    "stale-lock-file",
-]
-FAULTS: tuple[Fault, ...] = Fault.__args__  # type: ignore[attr-defined]  # Literal's values
-
 DEFAULT_FAULT: Fault = "lock"
-_PHASE_OF: dict[Fault, Phase] = {
+_PHASE_OF: dict[Fault, StallPhase] = {
     "fifo": "warmup",
     "compile": "graph-capture",
     "stale-lock-file": "graph-capture",
@@ -61,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     fault: Fault
-    phase: Phase
+    phase: StallPhase
     rank: int
     ranks: int
     stall_after_s: float
@@ -85,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    fault: Fault | None, phase: Phase | None, *, rank: int, ranks: int, stall_after_s: float
+    fault: Fault | None, phase: StallPhase | None, *, rank: int, ranks: int, stall_after_s: float
 ) -> Plan:
     """Return a plan, with what was not chosen filled in.
 
@@ -102,11 +88,6 @@ def make_plan(
         ranks=ranks,
         stall_after_s=stall_after_s,
     )
-
-
-def stall_phases() -> tuple[Phase, ...]:
-    """Return the phases in which a fault can strike."""
-    return tuple(phase for phase in PHASES if phase != "ready")
 
 
 def right_states(plan: Plan) -> tuple[State, ...]:

@@ -45,6 +45,11 @@ class Played(msgspec.Struct, frozen=True):
         """The file that it writes its log to."""
         return self.folder / keeper.LOG_NAME
 
+    @property
+    def struck(self) -> bool:
+        """Whether the launch has come to where its fault is."""
+        return (self.folder / "struck").exists()
+
 
 class _Answer(msgspec.Struct):
     pid: int = 0

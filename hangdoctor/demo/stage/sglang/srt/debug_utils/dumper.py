@@ -44,7 +44,7 @@ class Dumper:
         """Do at this place what the settings say; most often nothing."""
         if phase != self._phase or self._rank not in (None, rank):
             return
-        name = f"hidden_states_{phase}_TP{rank}"
+        self._say_so()
         if self._fault == "barrier":
             self._wait_until_idle()
         elif self._fault == "lock":
@@ -52,7 +52,7 @@ class Dumper:
         elif self._fault == "eventfd":
             self._notify()
         elif self._fault == "fifo":
-            self._write_to_reader(name)
+            self._write_to_reader(f"hidden_states_TP{rank}")
         elif self._fault in ("stopped", "killed"):
             self._use_up_memory()
         elif self._fault in ("compile", "stale-lock-file"):
@@ -63,7 +63,12 @@ class Dumper:
     def slowly(self, phase: str) -> None:
         """Take the time that a block takes on slow storage, where the settings say so."""
         if self._fault == "slow" and phase == self._phase:
+            self._say_so()
             time.sleep(BLOCK_S)
+
+    def _say_so(self) -> None:
+        """Leave a mark for whoever gave the settings: it has come to that."""
+        (self._folder / "struck").touch()
 
     def _wait_until_idle(self) -> None:
         """Wait for a quiet moment, which does not come: no peer gets past the next barrier."""
