@@ -30,7 +30,7 @@ from hangdoctor.frames import call_path, first_place, place
 from hangdoctor.gpus import Card
 from hangdoctor.launches import Sizes, expected_count, rank_order, sizes_of
 from hangdoctor.logs.parse import LogLine, ParserState, finish, parse
-from hangdoctor.logs.timeline import Timeline, advance, expected_ranks, phase_of
+from hangdoctor.logs.timeline import RankLog, Timeline, advance, expected_ranks, phase_of
 from hangdoctor.model import (
     Frame,
     Gpus,
@@ -68,6 +68,9 @@ class RankFacts(Struct, frozen=True):
         state: of its main thread, as the kernel says.
         phase: whose code it runs; None if neither stack nor log tells.
         phase_since_s: time at which it was first seen in that phase.
+        in_phase_s: how long it has been in it, by the log's stamps where they reach further back
+            than our looks; at least so long where it was in it when we came. None without a
+            process or a phase.
         wait: what its stack waits in; None if in nothing known, or no stack.
         stack: Python frames of its main thread, innermost first; None where never seen.
         place: the innermost frame, for people; "" without a stack.
@@ -98,6 +101,7 @@ class RankFacts(Struct, frozen=True):
     state: str | None = None
     phase: Phase | None = None
     phase_since_s: float = 0.0
+    in_phase_s: float | None = None
     wait: Wait | None = None
     stack: tuple[Frame, ...] | None = None
     place: str = ""
@@ -137,6 +141,7 @@ class Facts(Struct, frozen=True):
         host: first and last view of the machine.
         log_moved_at_s: when the log last said something new.
         rank_log_at_s: the same by rank.
+        stamped_at_s: when the log's newest time stamp was written.
         log_silent_s: time since the log was written at all, whatever it said.
         older_log: what the log held when we came was another launch's.
         ranks: one a rank, in the order of their names.
@@ -161,6 +166,7 @@ class Facts(Struct, frozen=True):
     host: Host | None = None
     log_moved_at_s: float | None = None
     rank_log_at_s: dict[str, float] = {}
+    stamped_at_s: float | None = None
     log_silent_s: float | None = None
     older_log: bool = False
     ranks: tuple[RankFacts, ...] = ()
@@ -242,11 +248,15 @@ def derive(recording: Recording, engine: Engine) -> Facts:
 
 def step(facts: Facts, snapshot: Snapshot | None, blocks: Iterable[bytes], engine: Engine) -> Facts:
     """Take in a snapshot and the log's bytes up to it; None stands for a log without snapshots."""
+    newest_s = facts.timeline.last_time_s
     facts = hear(facts, blocks, engine)
     if snapshot is None:
         facts = _finish_log(facts, engine)
     else:
         facts = _date_news(facts, snapshot)
+        if facts.timeline.last_time_s != newest_s or facts.stamped_at_s is None:
+            written_at_s = snapshot.at_s - (facts.log_silent_s or 0.0)
+            facts = msgspec.structs.replace(facts, stamped_at_s=written_at_s)
         facts = msgspec.structs.replace(
             facts,
             at_s=snapshot.at_s,
@@ -298,6 +308,17 @@ def log_still_s(facts: Facts) -> float | None:
     if facts.at_s is None or facts.log_moved_at_s is None:
         return None
     return facts.at_s - facts.log_moved_at_s
+
+
+def stamp_age_s(facts: Facts, stamp_s: float | None) -> float | None:
+    """Return how long ago a line of the log was written, by its time stamp; None if not known.
+
+    At least so long: lines without a stamp may have followed the newest one before we came.
+    """
+    newest_s, newest_at_s = facts.timeline.last_time_s, facts.stamped_at_s
+    if stamp_s is None or newest_s is None or newest_at_s is None or facts.at_s is None:
+        return None
+    return max(0.0, newest_s - stamp_s) + facts.at_s - newest_at_s
 
 
 def phase_index(phase: Phase | None) -> int:
@@ -629,6 +650,7 @@ def _rank_view(
     still_s = at_s - max(track.first_at_s, moved_at_s) if moving is False else None
     cards = gpu_readings.cards_of(facts.cards, _family(facts.tracks, track.process.pid))
     since_s = before.phase_since_s if before and before.phase == phase else at_s
+    in_phase_s = max(at_s - since_s, _logged_phase_s(name, phase, facts) or 0.0)
     return RankFacts(
         name=name,
         pid=track.process.pid,
@@ -636,6 +658,7 @@ def _rank_view(
         state=track.process.state,
         phase=phase,
         phase_since_s=since_s,
+        in_phase_s=in_phase_s if phase else None,
         wait=wait,
         stack=track.stack,
         place=place(track.stack[0]) if track.stack else "",
@@ -671,6 +694,22 @@ def _log_phase(name: str, facts: Facts) -> Phase | None:
     if not said and not facts.log_is_whole:
         return facts.bar_phase  # nothing was said, or we did not hear it
     return max(phase_of(facts.timeline, name), facts.bar_phase, key=phase_index)
+
+
+def _logged_phase_s(name: str, phase: Phase | None, facts: Facts) -> float | None:
+    """Return how long ago the log's own stamps say that a rank's phase began; None if they do not.
+
+    Only the milestones at the log's end that lead into this phase: a second model loads again.
+    """
+    began: list[float] = []
+    for key in (name, ""):
+        log = facts.timeline.ranks.get(key, RankLog())
+        for reached in reversed(log.milestones):
+            if reached.phase_after != phase:
+                break
+            if reached.time_s is not None:
+                began.append(reached.time_s)
+    return stamp_age_s(facts, min(began, default=None))
 
 
 def _phase(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from hangdoctor.engines import Phase
+from hangdoctor.launches import ranges
 from hangdoctor.model import Missing, Struct
 
 State = Literal["ready", "starting", "slow", "hung", "dead", "unknown"]
@@ -12,6 +13,9 @@ Verdict = Literal["found", "ruled-out", "undecided"]
 Confidence = Literal["low", "medium", "high"]
 CONFIDENCES: tuple[Confidence, ...] = ("low", "medium", "high")
 """The weakest first."""
+
+MOST_LISTED = 4
+"""More names than so many are written as ranges."""
 
 
 class Evidence(Struct, frozen=True):
@@ -102,11 +106,15 @@ def weakest(one: Confidence, other: Confidence) -> Confidence:
 
 
 def enumerate_names(names: tuple[str, ...] | list[str]) -> str:
-    """Write names for people.
+    """Write names for people; of many, neighbours as a range.
 
     >>> enumerate_names(["TP0"]), enumerate_names(["TP0", "TP1", "TP2"])
     ('TP0', 'TP0, TP1 and TP2')
+    >>> enumerate_names([f"TP{number}" for number in range(64) if number != 37])
+    'TP0-TP36 and TP38-TP63'
     """
+    if len(names) > MOST_LISTED:
+        names = ranges(names)
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -6,6 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hangdoctor.engines import Engine
     from hangdoctor.logs.timeline import Timeline
 
@@ -49,3 +51,40 @@ def rank_order(name: str) -> tuple[tuple[str, int], ...]:
     ['DP0 TP1', 'DP1 TP0', 'TP2', 'TP10']
     """
     return tuple((kind, int(number)) for kind, number in re.findall(r"([A-Za-z_]+)(\d+)", name))
+
+
+def ranges(names: Sequence[str], among: Sequence[str] = ()) -> list[str]:
+    """Return names in their order, three and more neighbours as the first and the last of them.
+
+    Args:
+        names: of ranks, or of anything that ends with a number.
+        among: all such names in their order: what follows each other there is neighbours. Without
+            it, what differs by one in the last number.
+
+    >>> ranges(["TP4", "TP2", "TP3", "TP0"])
+    ['TP0', 'TP2-TP4']
+    >>> ranges([f"DP{n // 2} TP{n}" for n in range(4)])
+    ['DP0 TP0', 'DP0 TP1', 'DP1 TP2', 'DP1 TP3']
+    >>> ranges([f"DP{n // 2} TP{n}" for n in range(4)], [f"DP{n // 2} TP{n}" for n in range(8)])
+    ['DP0 TP0 to DP1 TP3']
+    """
+    at = {name: ("", index) for index, name in enumerate(among)}
+    runs: list[list[str]] = []
+    following = None
+    for name in sorted(names, key=lambda name: (at.get(name, ("", 0)), rank_order(name))):
+        head, number = at.get(name) or _head_and_number(name)
+        if number is not None and (head, number) == following:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+        following = (head, (number or 0) + 1)
+    found: list[str] = []
+    for run in runs:
+        to = " to " if " " in run[0] else "-"
+        found += run if len(run) < 3 else [f"{run[0]}{to}{run[-1]}"]
+    return found
+
+
+def _head_and_number(name: str) -> tuple[str, int | None]:
+    match = re.fullmatch(r"(.*\D)(\d+)", name)
+    return (match[1], int(match[2])) if match else (name, None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor import engines
+from hangdoctor.commands.interrupt import INTERRUPTED, ended_in_order, finish, nothing_seen
 from hangdoctor.commands.late_log import with_log
 from hangdoctor.commands.sources import (
     DETECT_BYTES,
@@ -55,11 +56,47 @@ def diagnose(
     native: bool,
     stall_after_s: float | None,
     still_running: bool,
-) -> str:
-    """Give one verdict; return its state.
+) -> str | int:
+    """Give one verdict; return its state, or the exit code of a Ctrl-C, after the verdict so far.
 
     Without a `stall_after_s` a recording is judged by its own.
     """
+    with ended_in_order():
+        try:
+            facts, engine, interrupted = _look(
+                sources,
+                log=log,
+                good=good,
+                for_s=for_s,
+                record=record,
+                engine_name=engine_name,
+                native=native,
+                stall_after_s=stall_after_s,
+                still_running=still_running,
+            )
+        except KeyboardInterrupt:
+            return nothing_seen()
+        if interrupted and facts.at_s is None:
+            return nothing_seen()
+        diagnosis = judge(facts, engine)
+        put(RENDERERS[output](facts, diagnosis))
+        return INTERRUPTED if interrupted else diagnosis.state
+
+
+def _look(
+    sources: Sequence[str],
+    *,
+    log: str | None,
+    good: Sequence[Path],
+    for_s: float,
+    record: Path | None,
+    engine_name: str | None,
+    native: bool,
+    stall_after_s: float | None,
+    still_running: bool,
+) -> tuple[Facts, Engine, bool]:
+    """Return what the sources tell, and whether a Ctrl-C ended the look at a launch."""
+    interrupted = False
     pids, directories, logs = sort_sources(sources)
     if log is not None:
         logs.append(log)
@@ -81,7 +118,7 @@ def diagnose(
                 directories[0], files, engine_name, stall_after_s, normal_s
             )
     elif pids or not logs:
-        facts, engine = _from_launch(
+        facts, engine, interrupted = _from_launch(
             pids[0] if pids else None,
             logs[0] if logs else None,
             for_s=for_s,
@@ -97,9 +134,7 @@ def diagnose(
             facts, engine = _judge_log(
                 file, logs[0], engine_name, still_running=still_running, normal_s=normal_s
             )
-    diagnosis = judge(facts, engine)
-    put(RENDERERS[output](facts, diagnosis))
-    return diagnosis.state
+    return facts, engine, interrupted
 
 
 def _from_launch(
@@ -112,20 +147,26 @@ def _from_launch(
     native: bool,
     stall_after_s: float,
     normal_s: dict[str, float],
-) -> tuple[Facts, Engine]:
+) -> tuple[Facts, Engine, bool]:
+    """Look at a launch; return what was seen, and whether a Ctrl-C ended the look."""
     launch, engine = find(pid, engine_name)
     log_source, log_name = log_of(launch, log)
     header = header_of(launch, engine, stall_after_s, log_name)
     header = msgspec.structs.replace(header, normal_s=normal_s)
     with Live(launch.roots, engine, header, log=log_source, record=record, native=native) as live:
         began_s = time.monotonic()
-        for facts in live.looks():
-            # Two looks at least: with one nothing can be said to move or to stand.
-            if time.monotonic() - began_s >= for_s and facts.watched_s > 0:
-                break
+        interrupted = False
+        try:
+            for facts in live.looks():
+                # Two looks at least: with one nothing can be said to move or to stand.
+                if time.monotonic() - began_s >= for_s and facts.watched_s > 0:
+                    break
+        except KeyboardInterrupt:
+            interrupted = True
+        facts, interrupted = finish(live, interrupted=interrupted)
         if live.recording_failed:
             say(f"hangdoctor: the recording is incomplete: {live.recording_failed.strerror}")
-        return live.finish(), engine
+        return facts, engine, interrupted
 
 
 def _from_recording(

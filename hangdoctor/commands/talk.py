@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from hangdoctor.recording import (
     LOG_BLOCK_BYTES,
@@ -13,6 +15,8 @@ from hangdoctor.render.text import verdict_line
 from hangdoctor.streams import is_heard, put, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hangdoctor.engines import Phase
     from hangdoctor.facts import Facts
     from hangdoctor.findings import Diagnosis
@@ -24,11 +28,33 @@ MOST_LINES = 200
 LONGEST_LINE = 2000
 
 
-class Talk:
-    """Says on stderr, or as JSON lines on stdout, what changes while a launch is watched."""
+def terminal() -> TextIO | None:
+    """Return where a view can be drawn: stderr, or stdout if only that is a terminal.
 
-    def __init__(self, *, events: bool, started: Started | None) -> None:
+    None where stdout leads elsewhere, which somebody keeps or reads, or where escapes are not
+    wanted (https://no-color.org) or not understood.
+    """
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return None
+    if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        return None
+    return sys.stderr if sys.stderr.isatty() else sys.stdout
+
+
+class Talk:
+    """Says on stderr, or as JSON lines on stdout, what changes while a launch is watched.
+
+    Args:
+        events: JSON lines are wanted.
+        started: the command, if it is ours.
+        say: writes lines of talk, such as above a view.
+    """
+
+    def __init__(
+        self, *, events: bool, started: Started | None, say: Callable[..., None] = say
+    ) -> None:
         self._events = events
+        self._say = say
         self._last: tuple[object, ...] = ()
         self._ranks: dict[str, Phase | None] = {}
         if started is not None:
@@ -36,7 +62,7 @@ class Talk:
 
     def say(self, text: str) -> None:
         """Say a line of our own."""
-        say(f"hangdoctor: {text}")
+        self._say(f"hangdoctor: {text}")
 
     def tell(self, facts: Facts, diagnosis: Diagnosis) -> bool:
         """Say what is new; False where whoever reads the events has gone."""
@@ -57,7 +83,7 @@ class Talk:
                 "ranks": phases,
             }
             return put(encode(event).decode())
-        say(f"{facts.at_s or 0:7.1f} s  {verdict_line(diagnosis)}  {diagnosis.title}")
+        self._say(f"{facts.at_s or 0:7.1f} s  {verdict_line(diagnosis)}  {diagnosis.title}")
         return True
 
 
@@ -76,7 +102,7 @@ class Lines:
         self._newest.extend(lines)
         self._count += len(lines)
 
-    def show(self, *, whole: bool = False) -> None:
+    def show(self, say: Callable[..., None] = say, *, whole: bool = False) -> None:
         """Show what is new; at the end the line as well that was only begun."""
         if whole and self._begun:
             self.hear(b"\n")

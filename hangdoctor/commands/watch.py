@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hangdoctor import __version__
+from hangdoctor.commands.interrupt import INTERRUPTED, ended_in_order, finish, nothing_seen
 from hangdoctor.commands.sources import (
     engine_named,
     find,
@@ -19,7 +22,7 @@ from hangdoctor.commands.sources import (
     longest_phases,
     shown,
 )
-from hangdoctor.commands.talk import Lines, Talk
+from hangdoctor.commands.talk import Lines, Talk, terminal
 from hangdoctor.diagnose import diagnose as judge
 from hangdoctor.errors import InputError, UsageError
 from hangdoctor.live import Live
@@ -33,12 +36,17 @@ from hangdoctor.streams import put, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
+    from hangdoctor.commands.screen import Screen
     from hangdoctor.engines import Engine
+    from hangdoctor.facts import Facts
     from hangdoctor.findings import Diagnosis
     from hangdoctor.launch import Started
 
 
+BESIDE_LINES = 0.8
+"""The part of a terminal's rows for the view, where the lines of a command are shown above it."""
 PROBE_BYTES = 1 << 16
 """A directory without room for so much is not recorded into."""
 
@@ -60,67 +68,104 @@ def watch(
     events: bool,
     kill_on_exit: bool,
 ) -> str | int:
-    """Follow a launch until a verdict; return its state, or the exit code of a Ctrl-C."""
-    started: Started | None = None
-    log_source: Path | str | Missing
-    normal_s = longest_phases(good, engine_name)
-    if command:
-        started, header, roots, engine, log_source = _start(
-            command, record, log, engine_name, stall_after_s
-        )
-    else:
-        launch, engine = find(pid, engine_name)
-        roots = launch.roots
-        log_source, log_name = log_of(launch, log)
-        header = header_of(launch, engine, stall_after_s, log_name)
-    header = msgspec.structs.replace(header, normal_s=normal_s)
-    interrupted = False
-    diagnosis: Diagnosis | None = None
-    lines = Lines() if command and output == "text" and not events else None
-    try:
-        with Live(
-            roots,
-            engine,
-            header,
-            log=log_source,
-            record=record,
-            interval_s=interval_s,
-            native=native,
-            started=started,
-            own_log=started is not None,
-            heard=lines.hear if lines else None,
-        ) as live:
-            talk = Talk(events=events, started=started)
-            began_s = time.monotonic()
-            try:
-                for facts in live.looks():
-                    if lines:
-                        lines.show()
-                    diagnosis = judge(facts, engine)
-                    if not talk.tell(facts, diagnosis) or _is_over(diagnosis, until):
-                        break
-                    if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
-                        if until != "forever":
-                            talk.say(f"not decided within the {timeout_s:.0f} s of --timeout")
-                        break
-            except KeyboardInterrupt:
-                interrupted = True
-            try:
-                facts = live.finish(wait=not interrupted)
-            except KeyboardInterrupt:
-                interrupted = True
-                facts = live.finish(wait=False)
-            if lines:
-                lines.show(whole=True)
+    """Follow a launch until a verdict; return its state, or the exit code of a Ctrl-C.
+
+    Where stdout is a terminal, a view of all that is known is drawn while it is followed.
+    """
+    with ended_in_order():
+        try:
+            started: Started | None = None
+            log_source: Path | str | Missing
+            normal_s = longest_phases(good, engine_name)
+            if command:
+                started, header, roots, engine, log_source = _start(
+                    command, record, log, engine_name, stall_after_s
+                )
+            else:
+                launch, engine = find(pid, engine_name)
+                roots = launch.roots
+                log_source, log_name = log_of(launch, log)
+                header = header_of(launch, engine, stall_after_s, log_name)
+        except KeyboardInterrupt:
+            return nothing_seen()
+        lines = Lines() if command and output == "text" and not events else None
+        try:
+            with (
+                Live(
+                    roots,
+                    engine,
+                    msgspec.structs.replace(header, normal_s=normal_s),
+                    log=log_source,
+                    record=record,
+                    interval_s=interval_s,
+                    native=native,
+                    started=started,
+                    own_log=started is not None,
+                    heard=lines.hear if lines else None,
+                ) as live,
+                _screen(wanted=output == "text" and not events, lines=lines) as screen,
+            ):
+                talk = Talk(events=events, started=started, say=screen.say if screen else say)
+                facts, interrupted = _follow(
+                    live, talk, screen, lines, until=until, timeout_s=timeout_s
+                )
+                if live.recording_failed:
+                    talk.say(f"the recording is incomplete: {live.recording_failed.strerror}")
+            if facts.at_s is None:
+                return nothing_seen()
             diagnosis = judge(facts, engine)
-            if live.recording_failed:
-                talk.say(f"the recording is incomplete: {live.recording_failed.strerror}")
-        if not events:
-            put(RENDERERS[output](facts, diagnosis))
-    finally:
-        if started is not None:
-            _leave(started, kill=kill_on_exit)
-    return 130 if interrupted else diagnosis.state
+            if not events:
+                put(RENDERERS[output](facts, diagnosis))
+        finally:
+            if started is not None:
+                _leave(started, kill=kill_on_exit)
+        return INTERRUPTED if interrupted else diagnosis.state
+
+
+def _follow(
+    live: Live,
+    talk: Talk,
+    screen: Screen | None,
+    lines: Lines | None,
+    *,
+    until: str,
+    timeout_s: float | None,
+) -> tuple[Facts, bool]:
+    """Look until it is over; return the facts at the end, and whether a Ctrl-C ended it."""
+    interrupted = False
+    say_ = screen.say if screen else say
+    began_s = time.monotonic()
+    try:
+        for facts in live.looks():
+            if lines:
+                lines.show(say_)
+            diagnosis = judge(facts, live.engine)
+            is_heard = talk.tell(facts, diagnosis)
+            if screen:
+                screen.show(facts, diagnosis)
+            if not is_heard or _is_over(diagnosis, until):
+                break
+            if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
+                if until != "forever":
+                    talk.say(f"not decided within the {timeout_s:.0f} s of --timeout")
+                break
+    except KeyboardInterrupt:
+        interrupted = True
+    facts, interrupted = finish(live, interrupted=interrupted)
+    if lines:
+        lines.show(say_, whole=True)
+    return facts, interrupted
+
+
+def _screen(*, wanted: bool, lines: Lines | None) -> AbstractContextManager[Screen | None]:
+    """Return where to draw the view; None where there is no terminal for it."""
+    stream = terminal() if wanted else None
+    if stream is None:
+        return nullcontext()
+    from hangdoctor.commands.screen import Screen  # rich takes its time to be imported
+
+    part = BESIDE_LINES if lines else 1.0
+    return Screen(stream, talks=sys.stderr.isatty(), part=part)
 
 
 def _is_over(diagnosis: Diagnosis, until: str) -> bool:

@@ -87,6 +87,7 @@ def _rank(rank: RankFacts, diagnosis: Diagnosis) -> dict[str, Any]:
         "rank": rank.name,
         "pid": rank.pid,
         "phase": rank.phase,
+        "in_phase_s": None if rank.in_phase_s is None else round(rank.in_phase_s, 1),
         "moving": rank.moving,
         "waits_for": rank.wait.title if rank.wait else None,
         "why": why or rank.place or None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.model import Installation, Missing
 from hangdoctor.render.json import engine_version
+from hangdoctor.rules.case import waits_in
 
 if TYPE_CHECKING:
     from hangdoctor.facts import Facts, RankFacts
@@ -29,7 +30,7 @@ def to_text(facts: Facts, diagnosis: Diagnosis) -> str:
     commands are copied, are left whole, as everything is for a file or a pipe.
     """
     lines = [verdict_line(diagnosis), f"  {diagnosis.title}"]
-    lines.append("  " + _how_sure(facts, diagnosis))
+    lines.append("  " + ", ".join(how_sure(facts, diagnosis)))
     if where := _what_runs(facts):
         lines.append("  " + where)
     if facts.ranks:
@@ -110,17 +111,16 @@ def _evidence(item: Evidence) -> str:
     return item.text[: MOST_OF_A_LINE - 3] + "..."
 
 
-def _how_sure(facts: Facts, diagnosis: Diagnosis) -> str:
+def how_sure(facts: Facts, diagnosis: Diagnosis) -> list[str]:
+    """Return the confidence, and what it rests on."""
     parts = [f"confidence {diagnosis.confidence}"]
-    if diagnosis.still_s is not None:
-        parts.append(
-            f"nothing moved for {diagnosis.still_s:.0f} s" if diagnosis.still_s >= 1 else ""
-        )
+    if diagnosis.still_s is not None and diagnosis.still_s >= 1:
+        parts.append(f"nothing moved for {diagnosis.still_s:.0f} s")
     if facts.at_s is not None:
         parts.append(f"watched for {facts.watched_s:.0f} s")
     if facts.log_silent_s is not None and facts.log_silent_s >= 1:
         parts.append(f"log silent for {facts.log_silent_s:.0f} s")
-    return ", ".join(part for part in parts if part)
+    return parts
 
 
 def _what_runs(facts: Facts) -> str:
@@ -136,7 +136,7 @@ def _rank_line(rank: RankFacts) -> str:
     if rank.present is False:
         return f"{rank.name:<6} {'ended' if rank.pid else 'not there'}"
     pid = f"pid {rank.pid}" if rank.pid is not None else "pid ?"
-    does = f"waits in {rank.wait.title}" if rank.wait else (rank.place or "no stack seen")
+    does = waits_in(rank.wait) if rank.wait else (rank.place or "no stack seen")
     if rank.moving:
         moves = f"moves: {rank.moved_by}" if rank.moved_by else "moves"
     elif rank.still_s is not None:

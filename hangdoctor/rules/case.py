@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor.engines import Engine, Phase, matches_any
-from hangdoctor.facts import Facts, RankFacts, launch_still_s, log_still_s, phase_index
+from hangdoctor.facts import (
+    Facts,
+    RankFacts,
+    launch_still_s,
+    log_still_s,
+    phase_index,
+    stamp_age_s,
+)
 from hangdoctor.findings import Evidence, Finding, weakest
 from hangdoctor.frames import first_place, place
 from hangdoctor.logs.timeline import lacking
@@ -442,7 +449,4 @@ def phase_age_s(case: Case, phase: Phase | None) -> float | None:
         for reached in log.milestones
         if reached.phase_after == phase and reached.time_s is not None
     ]
-    last = facts.timeline.last_time_s
-    if stamps and last is not None and facts.log_silent_s is not None:
-        return max(facts.at_s - since_s, last - min(stamps) + facts.log_silent_s)
-    return facts.at_s - since_s
+    return max(facts.at_s - since_s, stamp_age_s(facts, min(stamps, default=None)) or 0.0)
