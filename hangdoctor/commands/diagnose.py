@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -163,6 +164,8 @@ def _from_launch(
                     break
         except KeyboardInterrupt:
             interrupted = True
+            if sys.stderr.isatty():
+                say("")  # below the ^C
         facts, interrupted = finish(live, interrupted=interrupted)
         if live.recording_failed:
             say(f"hangdoctor: the recording is incomplete: {live.recording_failed.strerror}")

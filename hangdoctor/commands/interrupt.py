@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 from hangdoctor.streams import say
@@ -35,6 +36,7 @@ def ended_in_order() -> Iterator[None]:
         number
         for number in (signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is signal.SIG_DFL
+        and threading.current_thread() is threading.main_thread()
     ]
 
     def interrupt(number: int, _frame: FrameType | None) -> None:

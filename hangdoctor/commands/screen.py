@@ -1,8 +1,8 @@
 """The lower end of a terminal, where the view of a launch is drawn anew after each look.
 
 Nothing of the terminal is changed that would have to be changed back: no other screen, no hidden
-cursor, no raw mode. So it is as it was whatever ends us, also a SIGKILL. The cursor rests at the
-end of the view's last line; each drawing begins by going up to its first.
+cursor, no raw mode. So it is as it was whatever ends us, also a SIGKILL. The cursor rests on a line
+of its own below the view, which the terminal's ^C is written on; each drawing begins by going up.
 """
 
 from __future__ import annotations
@@ -112,9 +112,8 @@ class Screen:
         said = "".join(f"{clean(line)}\r\n" for line in above)
         # A line is cleared before it is written: at the right edge the cursor stands on the last
         # character and not behind it.
-        *first, last = lines or [""]
-        drawn = "".join(f"{_REST_OF_LINE}{line}\r\n" for line in first)
-        drawn += (_REST_OF_SCREEN if first else "") + last
+        drawn = "".join(f"{_REST_OF_LINE}{line}\r\n" for line in lines)
+        drawn += _REST_OF_SCREEN if lines else ""
         self._drawn, self._columns = cells, columns
         frame = f"{begin}{said}{_NO_WRAP}{drawn}{_WRAP}"
         try:
@@ -125,15 +124,15 @@ class Screen:
             self._is_gone = True  # hung up
 
     def _to_the_top(self, columns: int, *, clear: bool) -> str:
-        """Return what leads from the end of the view that stands there to its beginning.
+        """Return what leads from below the view that stands there to its beginning.
 
         Where the terminal has become narrower, it has broken what does not fit into two lines.
         Cleared is line by line: some terminals keep what a clear of the whole screen takes away.
         """
         if not self._drawn:
             return ""
-        rows = sum(max(1, -(-cells // columns)) for cells in self._drawn) - 1
-        up = f"\x1b[{rows}A" if rows else ""
+        rows = sum(max(1, -(-cells // columns)) for cells in self._drawn)
+        up = f"\x1b[{rows}A"
         if clear or columns != self._columns:
             return f"\r{up}{_WHOLE_LINE}" + f"{_DOWN}{_WHOLE_LINE}" * rows + up
         return f"\r{up}"

@@ -298,7 +298,7 @@ def _rank_row(facts: Facts, rank: RankFacts, diagnosis: Diagnosis) -> Row:
         where = f"no stack: {rank.stack_missing.reason}"
     moves, does = _movement(rank), where or "no stack seen yet"
     if rank.present is False:
-        does = _how_it_ended(track) if track else "its process is not there yet"
+        does = _how_it_ended(track) if track else "not there yet"
     elif moves == "moves":
         does = "; ".join(part for part in (rank.moved_by, waits_in(rank.wait) if rank.wait else ""))
         does = does.strip("; ") or where

@@ -1,0 +1,64 @@
+"""How long a rank is in its phase: by the log's stamps, and by what was seen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from hangdoctor import engines
+from hangdoctor.diagnose import diagnose
+from hangdoctor.facts import derive, step
+from hangdoctor.render.json import document
+
+sys.path.insert(0, str(Path(__file__).parent))
+import scenarios as told  # test material beside the tests
+from scenarios import Does, good_log, launch
+
+SGLANG = engines.load("sglang")
+BEGAN_S = next(at_s for at_s, line in good_log(["TP0"], "load-end") if "Load weight begin" in line)
+LOADS = ((0, Does(stack=told.DIST)), (BEGAN_S, Does(stack=told.MMAP, reads_per_s=1e8)))
+
+
+def derived(tmp_path, log, **more):
+    return derive(launch(tmp_path, {"TP0": LOADS}, log=log, **more), SGLANG)
+
+
+def test_a_phase_that_began_while_we_watched_is_as_old_as_its_line(tmp_path):
+    log = good_log(["TP0"], "load-end")
+    (rank,) = derived(tmp_path, log, seconds=90).ranks
+    assert rank.phase == "weights"
+    assert abs(rank.in_phase_s - (90 - BEGAN_S)) <= 1
+    later = derived(tmp_path / "later", log, seconds=120).ranks[0]
+    assert later.in_phase_s == rank.in_phase_s + 30
+
+
+def test_one_that_began_before_we_came_is_dated_by_the_log(tmp_path):
+    log = good_log(["TP0"], "load-end")
+    whole = derived(tmp_path / "whole", log, seconds=300).ranks[0]
+    late = derived(tmp_path / "late", log, seconds=300, began_s=280).ranks[0]
+    assert abs(whole.in_phase_s - late.in_phase_s) <= 1
+    assert late.in_phase_s > 200
+
+
+def test_without_a_log_it_is_at_least_what_we_saw(tmp_path):
+    (rank,) = derived(tmp_path, None, seconds=300, began_s=280).ranks
+    assert rank.in_phase_s == 20
+
+
+def test_lines_without_a_stamp_make_no_phase_younger(tmp_path):
+    log = good_log(["TP0"], "load-end")
+    quiet = derived(tmp_path / "quiet", log, seconds=100).ranks[0]
+    chatty = derived(
+        tmp_path / "chatty", [*log, (80.0, "warnings.warn("), (99.0, "  warn(")], seconds=100
+    ).ranks[0]
+    assert chatty.in_phase_s == quiet.in_phase_s
+
+
+def test_json_tells_it_of_each_rank_that_has_a_process(tmp_path):
+    facts = derived(tmp_path, good_log(["TP0"], "load-end"), seconds=90)
+    (rank,) = document(facts, diagnose(facts, SGLANG))["ranks"]
+    assert rank["in_phase_s"] == round(facts.ranks[0].in_phase_s, 1)
+    gone = msgspec.structs.replace(facts, tracks={})
+    assert step(gone, None, (), SGLANG).ranks[0].in_phase_s is None
