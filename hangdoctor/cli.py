@@ -312,6 +312,28 @@ def demo(
     )
 
 
+@app.command()
+def preflight(
+    pid: Annotated[
+        int | None,
+        typer.Argument(metavar="[PID]", help="A process of a launch; else the only launch here."),
+    ] = None,
+    *,
+    format: Format = "text",  # noqa: A002  # the option's name
+) -> None:
+    """Say what can be seen here, what cannot, and the command that changes it.
+
+    Main sources: stacks, I/O counters; GPUs where there are any; the log of a launch.
+
+    Exit code 0: all of these are open; 1: one is not.
+
+    Example: hangdoctor preflight 4748
+    """
+    from hangdoctor.commands.preflight import preflight as run
+
+    _exit(run(pid, output=format), starting=2)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every way out has its exit code.
 

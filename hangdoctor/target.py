@@ -127,7 +127,7 @@ def resolve(pid: int | None, engines: Sequence[Engine], proc: Path = Path("/proc
                 hint="hangdoctor diagnose PID, or a log: hangdoctor diagnose server.log",
             )
         return _only(launches, "there are several launches")
-    process = _process_of(str(proc), pid)
+    process = process_of(str(proc), pid)
     inside = [launch for launch in launches if process in launch.pids]
     stat = seen.stats.get(process)
     if not inside and stat and stat.state == "Z":  # perhaps a launcher that left orphans behind
@@ -334,7 +334,7 @@ def _line(launch: Launch) -> str:
     return f"  PID {launch.roots[0]}  {launch.engine}  {ranks}, {age} old{gone}  {title}"
 
 
-def _process_of(proc: str, pid: int) -> int:
+def process_of(proc: str, pid: int) -> int:
     """Return the process of a pid that may be a thread's, as `top -H` shows them."""
     try:
         return int(procfs.parse_status(procfs.read(f"{proc}/{pid}/status")).get("Tgid", pid))

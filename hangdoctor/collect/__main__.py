@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from hangdoctor.collect import COLLECTORS, installation
+from hangdoctor.collect import COLLECTORS, installation, rights
 from hangdoctor.collect.worker import serve
 
 if __name__ == "__main__":
-    serve((COLLECTORS | {"installation": installation.JOB})[sys.argv[1]])
+    serve((COLLECTORS | {"installation": installation.JOB} | rights.JOBS)[sys.argv[1]])

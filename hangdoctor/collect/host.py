@@ -106,7 +106,7 @@ def parse_cpu_max(raw: bytes) -> float | None:
     return None if quota.strip() in ("max", "-1", "") else int(quota) / int(period or 100000)
 
 
-def _cgroup_file(proc: str, world: str, pid: int, controller: str, *, v1: str, v2: str) -> bytes:
+def cgroup_file(proc: str, world: str, pid: int, controller: str, *, v1: str, v2: str) -> bytes:
     """Read a file of the process's cgroup, version 1 or 2, as seen from here or from inside."""
     groups = parse_cgroups(_read(f"{proc}/{pid}/cgroup") or b"")
     tries = []
@@ -123,7 +123,7 @@ def _cgroup_file(proc: str, world: str, pid: int, controller: str, *, v1: str, v
 def _oom_kills(proc: str, world: str, pid: int | None) -> int | None:
     if pid is None:
         return None
-    raw = _cgroup_file(proc, world, pid, "memory", v1="memory.oom_control", v2="memory.events")
+    raw = cgroup_file(proc, world, pid, "memory", v1="memory.oom_control", v2="memory.events")
     match = _OOM_KILL.search(raw)
     return int(match[1]) if match else None
 
@@ -136,7 +136,7 @@ def _cpu_count(proc: str, world: str, pid: int | None) -> int | None:
     allowed = status.get("Cpus_allowed_list")
     if allowed is None:
         return None
-    raw = _cgroup_file(proc, world, pid, "cpu", v1="cpu.cfs_quota_us", v2="cpu.max")
+    raw = cgroup_file(proc, world, pid, "cpu", v1="cpu.cfs_quota_us", v2="cpu.max")
     quota = parse_cpu_max(raw) if raw else None
     return min(parse_cpu_list(allowed), math.ceil(quota) if quota else 1 << 20)
 

@@ -69,11 +69,7 @@ def read(look: Look) -> Stacks | Missing:
     """
     tool = find_py_spy()
     if tool is None:
-        return Missing(
-            reason="not-installed",
-            detail="py-spy is neither beside this Python or hangdoctor nor on PATH",
-            hint=f"{sys.executable} -m pip install py-spy",
-        )
+        return no_py_spy()
     stats = procfs.scan(look.proc)
     by_pid: dict[int, ProcessStacks | Missing] = {}
     tree = processes.tree(stats, look)
@@ -206,6 +202,15 @@ def find_py_spy() -> str | None:
         if os.access(folder / "py-spy", os.X_OK):
             return str(folder / "py-spy")
     return shutil.which("py-spy")
+
+
+def no_py_spy() -> Missing:
+    """Say that there is no py-spy, and how to get it."""
+    return Missing(
+        reason="not-installed",
+        detail="py-spy is neither beside this Python or hangdoctor nor on PATH",
+        hint=f"{sys.executable} -m pip install py-spy",
+    )
 
 
 def _is_python(proc: str, stat: Stat) -> bool:
