@@ -18,6 +18,8 @@ from hangdoctor.streams import put, say
 
 EXIT_CODES: dict[str, int] = {"ready": 0, "hung": 1, "dead": 1, "unknown": 3, "slow": 4}
 INTERRUPTED = 130
+NAME = "hangdoctor"
+SHOW_HINT = "print it, here for bash: _HANGDOCTOR_COMPLETE=source_bash hangdoctor"
 OUR_FAULT = 2
 STALL_AFTER_S = 20.0
 DAY_S = 86400.0
@@ -27,30 +29,79 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: hangdoctor preflight; hangdoctor diagnose",
     help="Says where an LLM inference server's start-up stalls, which rank is to blame, whether it "
     "is hung or only slow, how sure that is, and what to do next.",
 )
 
+
+def _engine_names(incomplete: str) -> list[str]:
+    from hangdoctor.commands.completion import engine_names
+
+    return engine_names(incomplete)
+
+
+def _rule_ids(incomplete: str) -> list[tuple[str, str]]:
+    from hangdoctor.commands.completion import rule_ids
+
+    return rule_ids(incomplete)
+
+
+def _launch_pids(incomplete: str) -> list[tuple[str, str]]:
+    from hangdoctor.commands.completion import launch_pids
+
+    return launch_pids(incomplete)
+
+
+LOOKS = "What is looked at"
+TIMES = "How long"
+ANSWERS = "What comes of it"
+
 Log = Annotated[
-    str | None, typer.Option("--log", metavar="FILE|-", help="The launch's log; - reads stdin.")
+    str | None,
+    typer.Option(
+        "--log",
+        metavar="FILE|-",
+        help="The launch's log; - reads stdin.",
+        rich_help_panel=LOOKS,
+    ),
 ]
 Good = Annotated[
     list[Path] | None,
     typer.Option(
-        "--good", metavar="FILE", help="Log of a good start here: what is normal. Repeatable."
+        "--good",
+        metavar="FILE",
+        help="Log of a good start here: what is normal. Repeatable.",
+        rich_help_panel=LOOKS,
     ),
 ]
 Record = Annotated[
-    Path | None, typer.Option("--record", metavar="DIR", help="Keep all that was seen in DIR.")
+    Path | None,
+    typer.Option(
+        "--record", metavar="DIR", help="Keep all that was seen in DIR.", rich_help_panel=ANSWERS
+    ),
 ]
-Format = Annotated[Literal["text", "json"], typer.Option("--format", help="Form of the verdict.")]
+Format = Annotated[
+    Literal["text", "json"],
+    typer.Option("--format", help="Form of the answer.", rich_help_panel=ANSWERS),
+]
 EngineName = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="Read the launch as this engine.")
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Read the launch as this engine.",
+        autocompletion=_engine_names,
+        rich_help_panel=LOOKS,
+    ),
 ]
 Native = Annotated[
     bool,
     typer.Option(
-        "--native", help="Native frames too: stops each process for some ten milliseconds."
+        "--native",
+        help="Native frames too: stops each process for some ten milliseconds.",
+        rich_help_panel=LOOKS,
     ),
 ]
 StallAfter = Annotated[
@@ -61,6 +112,7 @@ StallAfter = Annotated[
         min=0.5,
         max=DAY_S,
         help="Stillness that is suspicious, in seconds; hung may be said after twice that.",
+        rich_help_panel=TIMES,
     ),
 ]
 StallAfterIfGiven = Annotated[
@@ -72,9 +124,13 @@ StallAfterIfGiven = Annotated[
         max=DAY_S,
         help="Stillness that is suspicious, in seconds; hung may be said after twice that. "
         f"A recording has its own, else it is {STALL_AFTER_S:g}.",
+        rich_help_panel=TIMES,
     ),
 ]
-Events = Annotated[bool, typer.Option("--events", help="One JSON line a change, on stdout.")]
+Events = Annotated[
+    bool,
+    typer.Option("--events", help="One JSON line a change, on stdout.", rich_help_panel=ANSWERS),
+]
 
 
 class OptionalPidCommand(TyperCommand):
@@ -82,7 +138,16 @@ class OptionalPidCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give a bare --pid-tree the value "auto", before the first "--"."""
-        return super().parse_args(ctx, give_pid_tree_a_value(args))
+        try:
+            return super().parse_args(ctx, give_pid_tree_a_value(args))
+        except Exception as error:
+            # A command without "--" before it: its options are none of ours.
+            if args and not args[0].startswith("-") and "--" not in args and _is_usage(error):
+                raise UsageError(
+                    f"{args[0]} is a command, and a command comes after --",
+                    hint=f"hangdoctor watch -- {' '.join(args)}",
+                ) from None
+            raise
 
 
 def give_pid_tree_a_value(args: list[str]) -> list[str]:
@@ -116,14 +181,25 @@ def _root(
 def diagnose(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SOURCE]...", help="A PID, a recording's directory, a log."),
+        typer.Argument(
+            metavar="[SOURCE]...",
+            help="A PID, a recording's directory, a log.",
+            autocompletion=_launch_pids,
+        ),
     ] = None,
     *,
     log: Log = None,
     good: Good = None,
     for_s: Annotated[
         float,
-        typer.Option("--for", metavar="S", min=0.0, max=DAY_S, help="How long to look at a PID."),
+        typer.Option(
+            "--for",
+            metavar="S",
+            min=0.0,
+            max=DAY_S,
+            help="How long to look at a PID.",
+            rich_help_panel=TIMES,
+        ),
     ] = 15.0,
     record: Record = None,
     format: Format = "text",  # noqa: A002  # the option's name
@@ -132,7 +208,11 @@ def diagnose(
     stall_after: StallAfterIfGiven = None,
     still_running: Annotated[
         bool,
-        typer.Option("--still-running", help="The log is whole, and its launch is alive now."),
+        typer.Option(
+            "--still-running",
+            help="The log is whole, and its launch is alive now.",
+            rich_help_panel=LOOKS,
+        ),
     ] = False,
 ) -> None:
     """One verdict from a PID, a recording, a log, or several of them together.
@@ -169,7 +249,13 @@ def watch(
     *,
     pid_tree: Annotated[
         str | None,
-        typer.Option("--pid-tree", metavar="[PID]", help="A process of the launch; found if bare."),
+        typer.Option(
+            "--pid-tree",
+            metavar="[PID]",
+            help="A process of the launch; found if bare.",
+            autocompletion=_launch_pids,
+            rich_help_panel=LOOKS,
+        ),
     ] = None,
     log: Log = None,
     good: Good = None,
@@ -180,25 +266,44 @@ def watch(
     stall_after: StallAfter = STALL_AFTER_S,
     interval: Annotated[
         float,
-        typer.Option("--interval", metavar="S", min=0.2, max=DAY_S, help="Between two looks."),
+        typer.Option(
+            "--interval",
+            metavar="S",
+            min=0.2,
+            max=DAY_S,
+            help="Between two looks.",
+            rich_help_panel=TIMES,
+        ),
     ] = 1.0,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="S", min=0.0, help="Give up after this.")
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="S",
+            min=0.0,
+            help="Give up after this.",
+            rich_help_panel=TIMES,
+        ),
     ] = None,
     until: Annotated[
         Literal["ready", "verdict", "forever"],
-        typer.Option("--until", help="What ends the watching."),
+        typer.Option("--until", help="What ends the watching.", rich_help_panel=TIMES),
     ] = "verdict",
     events: Events = False,
     kill_on_exit: Annotated[
-        bool, typer.Option("--kill-on-exit", help="End COMMAND when the watching ends.")
+        bool,
+        typer.Option(
+            "--kill-on-exit",
+            help="End COMMAND when the watching ends.",
+            rich_help_panel=ANSWERS,
+        ),
     ] = False,
 ) -> None:
     """Follow a launch until it is ready, stuck or dead, and say which.
 
     COMMAND lives on whatever happens to hangdoctor, unless --kill-on-exit is given.
 
-    Example: hangdoctor watch -- python -m sglang.launch_server --model-path M --tp 8
+    Example: hangdoctor watch -- python -m sglang.launch_server --model-path M
     """
     from hangdoctor.commands.watch import watch as run
 
@@ -239,9 +344,16 @@ def watch(
 
 @app.command()
 def explain(
-    rule: Annotated[str, typer.Argument(metavar="RULE", help="A finding's rule, as printed.")],
+    rule: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RULE]", help="A finding's rule, as printed.", autocompletion=_rule_ids
+        ),
+    ] = None,
 ) -> None:
     """Say what a finding sees, why it matters, and what to do.
+
+    Without a rule or a known issue it lists them all.
 
     Example: hangdoctor explain waiting-for-rank-elsewhere
     """
@@ -278,10 +390,14 @@ def demo(
             min=2.0,
             max=DAY_S,
             help="As of watch; shorter, since nothing here is slow by surprise.",
+            rich_help_panel=TIMES,
         ),
     ] = 5.0,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", min=0.0, help="Give up after this.")
+        float,
+        typer.Option(
+            "--timeout", metavar="S", min=0.0, help="Give up after this.", rich_help_panel=TIMES
+        ),
     ] = 45.0,
     format: Format = "text",  # noqa: A002  # the option's name
     record: Record = None,
@@ -316,7 +432,11 @@ def demo(
 def preflight(
     pid: Annotated[
         int | None,
-        typer.Argument(metavar="[PID]", help="A process of a launch; else the only launch here."),
+        typer.Argument(
+            metavar="[PID]",
+            help="A process of a launch; else the only launch here.",
+            autocompletion=_launch_pids,
+        ),
     ] = None,
     *,
     format: Format = "text",  # noqa: A002  # the option's name
@@ -340,18 +460,24 @@ def main(arguments: list[str] | None = None) -> None:
     An exception of our own is 2 and never 1, which would read as a verdict.
     """
     try:
-        code = app(args=arguments, standalone_mode=False)
+        # The same name however it was started: completion asks for it by a variable.
+        code = app(args=arguments, prog_name=NAME, standalone_mode=False)
     except HangdoctorError as error:
         _complain(str(error), error.hint)
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
+    except SystemExit as end:  # typer's own, of its options for completion
+        code = end.code
     except Exception as error:  # noqa: BLE001  # the last net: it must not look like a verdict
         # Usage errors are click's; newer typers bring a copy of click that has no public name.
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        if _is_usage(error):
             context = getattr(error, "ctx", None)
-            if said := error.format_message():  # empty where the help was asked for and printed
-                _complain(said, f"{context.command_path} --help" if context else "")
+            if said := error.format_message():  # type: ignore[attr-defined]  # empty where the help was asked for and printed
+                _complain(said, f"{context.command_path if context else _command()} --help")
+            sys.exit(OUR_FAULT)
+        if isinstance(error, OSError) and _is_about_completion():
+            _complain(f"cannot install the completion: {error}", SHOW_HINT)
             sys.exit(OUR_FAULT)
         if os.environ.get("HANGDOCTOR_DEBUG"):
             traceback.print_exc()
@@ -362,7 +488,24 @@ def main(arguments: list[str] | None = None) -> None:
             "run it again with HANGDOCTOR_DEBUG=1 and report what it prints",
         )
         sys.exit(OUR_FAULT)
+    if code and _is_about_completion():
+        _complain("it cannot be told which shell this is", SHOW_HINT)
+        sys.exit(OUR_FAULT)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_usage(error: Exception) -> bool:
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _is_about_completion() -> bool:
+    return sys.argv[1:2] in (["--install-completion"], ["--show-completion"])
+
+
+def _command() -> str:
+    """Return what was asked for, as far as it is a command of ours."""
+    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    return f"{NAME} {sys.argv[1]}" if sys.argv[1:] and sys.argv[1] in names else NAME
 
 
 def _pid(value: str | None) -> int | None:

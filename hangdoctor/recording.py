@@ -126,7 +126,10 @@ def load(directory: Path) -> Recording:
             )
         header = msgspec.json.decode(raw, type=Header)
     except msgspec.DecodeError as error:
-        raise InputError(f"{header_path} is damaged: {error}", hint="record it again") from error
+        raise InputError(
+            f"{header_path} is damaged: {error}",
+            hint="record it again: hangdoctor diagnose PID --record DIR",
+        ) from error
     log_path = directory / LOG_NAME
     there = log_path.exists()
     if there:
@@ -340,7 +343,7 @@ def _read_snapshots(directory: Path) -> Iterator[Snapshot]:
             f"use what is left of it: cd {directory}; zcat {packed.name} >{SNAPSHOTS_NAME}; "
             f"rm {packed.name}"
             if path == packed and isinstance(error, EOFError)
-            else "record it again"
+            else "record it again: hangdoctor diagnose PID --record DIR"
         )
         raise InputError(f"cannot read {path}: {error}", hint=hint) from error
     for number, line in enumerate(lines, start=1):
