@@ -235,10 +235,10 @@ def _stacks(dumps: Dumps | Missing, rights: Rights, target: Target, here: _Here)
     tool = f"py-spy {dumps.version}".strip()
     undecided: tuple[str, ...] = ()
     if state == "partly":
-        undecided = tuple(rule for rule in ON_STACKS if rule in JUDGED)
+        undecided = ("waiting-for-rank-elsewhere",)
         cost = (
-            "a rank without a stack is suspected by elimination alone; what needs the stacks of "
-            "all ranks (all-ranks-stand-still, all-ranks-wait-for-their-gpus) is not found"
+            "all that only where it needs a stack that is missing; a rank without one is suspected "
+            "by elimination alone, and never called hung"
         )
     return Source(
         id="stacks",
@@ -246,7 +246,7 @@ def _stacks(dumps: Dumps | Missing, rights: Rights, target: Target, here: _Here)
         state=state,
         main=True,
         seen="; ".join((f"{tool}: {seen}", *remarks)),
-        loses=() if state == "partly" else ON_STACKS,
+        loses=ON_STACKS,
         undecided=undecided,
         cost=cost,
         ways=_ways_to_ptrace(here) if state != "open" else (),

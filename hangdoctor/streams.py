@@ -7,7 +7,6 @@ import select
 import sys
 
 from hangdoctor.errors import InputError
-from hangdoctor.render.text import clean
 
 
 def put(text: str) -> bool:
@@ -43,6 +42,8 @@ def is_heard() -> bool:
 
 def say(text: str, *more: str) -> None:
     """Write lines to stderr, clean of what a terminal would obey; nobody has to listen."""
+    from hangdoctor.render.text import clean  # 14 ms that help and completion need not spend
+
     try:
         sys.stderr.write("".join(clean(line) + "\n" for line in (text, *more)))
         sys.stderr.flush()

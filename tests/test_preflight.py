@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ from hangdoctor.collect import procfs, rights
 from hangdoctor.collect.rights import Answers, Dumps, Place, Rights
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import derive
-from hangdoctor.model import Gpus, Missing, Processes
+from hangdoctor.model import Gpus, Missing, Processes, Stacks
 from hangdoctor.preflight import JUDGED, Target, container, judge
 from hangdoctor.recording import load
 from hangdoctor.render.preflight import to_text
@@ -509,22 +510,53 @@ def ablations():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("source", ablations())
-@pytest.mark.parametrize("name", ["h200-tp2-load-eventfd-live", "h200-tp2-forward-sleep-live"])
-def test_no_recording_loses_more_without_a_source_than_preflight_says(source, name):
+def findings_of(recording):
+    return {each.rule: each for each in diagnose(derive(recording, SGLANG), SGLANG).findings}
+
+
+@cache
+def whole(name):
     recording = load(RECORDINGS / name)
-    dumps = Missing(reason="failed", detail="x")
-    said = judged(dumps=dumps, gpu_users=(7,))[0][source]
-    # The log's own lines that it is ready, or the stacks, may be all that tells it.
-    allowed = {*said.loses, "idle-and-ready"}
-    before, after = (
-        {finding.rule: finding for finding in diagnose(derive(one, SGLANG), SGLANG).findings}
-        for one in (recording, ablations()[source](recording))
-    )
-    assert set(before) - set(after) <= allowed
+    return recording, findings_of(recording)
+
+
+def lost_and_weaker(name, change):
+    recording, before = whole(name)
+    after = findings_of(change(recording))
     weaker = {
         rule
         for rule, finding in before.items()
         if rule in after and finding.state == "hung" and after[rule].state != "hung"
     }
+    return set(before) - set(after), weaker
+
+
+@pytest.mark.parametrize("source", ablations())
+@pytest.mark.parametrize("name", ["h200-tp2-load-eventfd-live", "h200-tp2-forward-sleep-live"])
+def test_no_recording_loses_more_without_a_source_than_preflight_says(source, name):
+    dumps = Missing(reason="failed", detail="x")
+    said = judged(dumps=dumps, gpu_users=(7,))[0][source]
+    lost, weaker = lost_and_weaker(name, ablations()[source])
+    # The log's own line that it is ready, or the stacks, may be all that tells it.
+    assert lost <= {*said.loses, "idle-and-ready"}
+    assert weaker <= set(said.undecided)
+
+
+@pytest.mark.parametrize("rank", ["TP0", "TP1"])
+def test_no_recording_loses_more_without_one_ranks_stack_than_preflight_says(rank):
+    def without(recording):
+        pid = derive(recording, SGLANG).rank(rank).pid
+        snapshots = [
+            replace(each, stacks=Stacks(by_pid=each.stacks.by_pid | {pid: REFUSED}))
+            if isinstance(each.stacks, Stacks)
+            else each
+            for each in recording.snapshots
+        ]
+        return replace(recording, snapshots=tuple(snapshots))
+
+    lost, weaker = lost_and_weaker("h200-tp2-load-eventfd-live", without)
+    dumps = Dumps(tool="/bin/py-spy", version="0.4.1", by_pid={7: 12, 8: REFUSED})
+    said = judged(dumps=dumps)[0]["stacks"]
+    assert said.state == "partly"
+    assert lost <= set(said.loses)
     assert weaker <= set(said.undecided)
