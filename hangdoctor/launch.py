@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -85,7 +86,7 @@ def start(command: Sequence[str], log_path: Path) -> Started:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise InputError(
-                f"cannot start {command[0]!r}: {reason}",
+                f"cannot start {shlex.quote(command[0])}: {reason}",
                 hint="after -- comes the server's own command, as one would type it",
             ) from error
     return Started(process, tuple(command), log_path)
