@@ -742,9 +742,8 @@ def test_a_log_that_is_rotated_is_followed(program, watcher, tmp_path):
         (b" \n\n", ["empty"]),
         (bytes(range(256)) * 1000, ["not recognised", "--engine sglang"]),
         (b"Dec 01 kernel: Linux version 6.1\nsystemd[1]: Started.\n", ["not recognised"]),
-        (gzip.compress(UNDECIDED.read_bytes()), ["zcat"]),
     ],
-    ids=["empty", "blank", "binary", "other", "gz"],
+    ids=["empty", "blank", "binary", "other"],
 )
 def test_a_log_that_tells_nothing_is_3(tmp_path, data, words):
     log = tmp_path / "log"

@@ -212,10 +212,6 @@ def _judge_log(
         raise EvidenceError(
             f"the log {name} is empty", hint="look at the launch itself: hangdoctor diagnose PID"
         )
-    if head.startswith(b"\x1f\x8b"):
-        raise EvidenceError(
-            f"the log {name} is packed", hint=f"zcat {name} | hangdoctor diagnose --log -"
-        )
     found = engine_name or detect_engine(head)
     if found is None:
         raise EvidenceError(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import select
 import stat
-import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hangdoctor import __version__, engines
+from hangdoctor.commands.copies import no_copy, temporary_copy
+from hangdoctor.commands.packed import unpacked
 from hangdoctor.errors import EvidenceError, InputError, UsageError
 from hangdoctor.facts import derive
 from hangdoctor.logs.timeline import detect_engine, phase_durations
@@ -23,7 +25,6 @@ from hangdoctor.target import find_log, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import ExitStack
 
     from hangdoctor.engines import Engine
     from hangdoctor.target import Launch
@@ -118,9 +119,11 @@ def longest_phases(good: Sequence[Path], engine_name: str | None) -> dict[str, f
     longest: dict[str, float] = {}
     for path in good:
         check_log(path)
-        with path.open("rb") as file:
-            engine = engine_named(engine_name or detect_engine(file.read(DETECT_BYTES)))
-        timeline = derive(bare_log(path), engine).timeline
+        with ExitStack() as exits:
+            whole = unpacked(path, shown(path), exits)
+            with whole.open("rb") as file:
+                engine = engine_named(engine_name or detect_engine(file.read(DETECT_BYTES)))
+            timeline = derive(bare_log(whole), engine).timeline
         if "" not in timeline.ranks or timeline.ranks[""].phase != "ready":
             raise InputError(
                 f"{path} is not the log of a good start: it does not come to ready",
@@ -132,15 +135,23 @@ def longest_phases(good: Sequence[Path], engine_name: str | None) -> dict[str, f
 
 
 def as_file(log: str, exits: ExitStack) -> Path:
-    """Return a log as a file; what comes from stdin or a pipe is read to its end into one."""
+    """Return a log as a file; what comes from stdin or a pipe is read to its end into one.
+
+    What is packed (gzip, xz, zstd) is unpacked into one.
+    """
     path = Path(log)
     mode = 0 if log == "-" else mode_of(path)
     if mode and not stat.S_ISFIFO(mode):
         check_log(path)
-        return path
+        return unpacked(path, shown(log), exits)
+    return unpacked(_piped(log, exits), shown(log), exits)
+
+
+def _piped(log: str, exits: ExitStack) -> Path:
+    """Return what comes from stdin or a FIFO as a file."""
+    path = Path(log)
     try:
-        copy = tempfile.NamedTemporaryFile(prefix="hangdoctor-", suffix=".log")  # noqa: SIM115
-        exits.enter_context(copy)  # kept until the log was read
+        copy = temporary_copy(log, exits)
         pipe = 0 if log == "-" else os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         if log != "-":
             exits.callback(os.close, pipe)
@@ -156,10 +167,7 @@ def as_file(log: str, exits: ExitStack) -> Path:
             copy.write(block)
         copy.flush()
     except OSError as error:
-        raise InputError(
-            f"cannot keep a copy of the log {log}: {error.strerror}",
-            hint="TMPDIR names the directory that it is kept in",
-        ) from error
+        raise no_copy(log, error) from error
     return Path(copy.name)
 
 
