@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ WEIGHTS = ("weights-begin", "weights-end")
 CASES = {
     "sglang-0.5.9-cpu-tp1-sigterm": (["ready"], {}, ["sigterm", "gracefully-exiting"]),
     "sglang-0.5.9-cpu-tp2-good": (["ready", "ready"], {}, []),
+    "sglang-0.5.9-cpu-tp2-flags-good": (["ready", "ready"], {}, []),
+    "sglang-0.5.9-cpu-tp4-good": (["ready"] * 4, {}, []),
+    "sglang-0.5.9-cpu-tp2-weights-hung": (["weights", "weights"], {}, []),
+    "sglang-0.5.9-cpu-tp2-scheduler-hung": (["server", "graph-capture"], {}, []),
+    "sglang-0.5.9-cpu-tp2-warmup-hung": (["warmup", "warmup"], {}, []),
+    # Rebuilt, not recorded: see rebuilt.py.
+    "sglang-0.5.9-tp8-good-rebuilt": (["ready"] * 8, {}, ["deepgemm-session"]),
+    "sglang-0.5.9-tp8-good-again-rebuilt": (["ready"] * 8, {}, ["deepgemm-session"]),
+    "sglang-0.5.9-tp8-weights-hung-rebuilt": (["weights"] * 8, {"TP5": ("weights-end",)}, []),
     "sglang-0.5.9-cpu-tp2-node-missing": (["distributed-init"], {}, []),
     "sglang-0.5.9-cpu-tp2-rank-killed": (
         ["weights", "weights"],
@@ -83,7 +93,7 @@ def test_a_sample_log_is_recognised_and_tells_how_far_each_rank_came(name):
     assert lacking(timeline) == lacks
     assert [sign.id for sign in timeline.signs] == signs
     assert timeline.launch.on_cpu is ("-cpu-" in name)
-    assert timeline.launch.model.startswith("/models/tiny-deepseek-v")
+    assert timeline.launch.model.startswith("/models/")
     assert timeline.launches == 1
     if "node-missing" not in name:  # of two ranks on two nodes, this one has one
         assert len(ranks) == timeline.launch.sizes["tp"] == int(re.search(r"tp(\d)", name)[1])
@@ -144,3 +154,12 @@ def test_a_barrier_that_timed_out_names_the_rank_that_did_not_come():
 def test_no_sample_log_holds_anything_of_the_machine_that_made_it():
     for path in DIRECTORY.glob("*.log"):
         assert not re.search(rb"/root|/work|/tmp/|/home/|/opt/", path.read_bytes()), path.name
+
+
+def test_logs_that_are_rebuilt_and_not_recorded_say_so_and_are_what_their_maker_makes():
+    rebuilt = runpy.run_path(str(Path(__file__).with_name("rebuilt.py")))
+    names = {path.name for path in DIRECTORY.glob("*.log") if "rebuilt" in path.name}
+    assert names == set(rebuilt["FILES"])
+    for name in names:
+        assert (DIRECTORY / name).read_bytes() == rebuilt["text"](name).encode()
+        assert name in (DIRECTORY / "README.md").read_text(encoding="utf-8")
