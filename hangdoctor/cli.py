@@ -342,6 +342,51 @@ def watch(
     )
 
 
+@app.command("diff-logs")
+def diff_logs(
+    logs: Annotated[
+        list[str],
+        typer.Argument(metavar="GOOD... OTHER", help="Logs of good starts, then the one; - stdin."),
+    ],
+    *,
+    format: Annotated[  # noqa: A002  # the option's name
+        Literal["text", "html", "json", "markdown"], typer.Option("--format", help="Form.")
+    ] = "text",
+    into: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write it there.")
+    ] = None,
+    context: Annotated[
+        int, typer.Option("--context", metavar="N", min=0, help="Lines around where they part.")
+    ] = 3,
+    everything: Annotated[bool, typer.Option("--all", help="Cut no list short.")] = False,
+    ranks: Annotated[
+        str | None, typer.Option("--ranks", metavar="TP0,TP3", help="Show these ranks only.")
+    ] = None,
+    engine: EngineName = None,
+) -> None:
+    """Say where a log parts from the logs of good starts: what they did that it did not.
+
+    Logs may be packed (gz, xz, zst), prefixed by docker, Kubernetes or journald, and hold several
+    launches, of which the last counts. Exit code 0: it reaches all that they reach; 1: it does not.
+
+    Example: hangdoctor diff-logs good.log yesterday.log.gz hung.log
+    """
+    from hangdoctor.commands.diff_logs import diff_logs as run
+
+    _exit(
+        run(
+            logs,
+            output=format,
+            into=into,
+            context=context,
+            everything=everything,
+            ranks=ranks,
+            engine_name=engine,
+        ),
+        starting=0,
+    )
+
+
 @app.command()
 def explain(
     rule: Annotated[

@@ -61,12 +61,17 @@ class Milestone(Pattern, frozen=True, kw_only=True):
         phase_after: the phase that the rank is in from here on.
         scope: "rank" for a line that each rank prints, "first-rank" for one that only the first
             rank prints, "launch" for one that speaks for all.
+        since, until: first and last release that prints it, "" for all that are known.
+        depends_on: arguments of the launch that decide whether it is printed at all.
     """
 
     id: str
     phase: Phase
     phase_after: Phase
     scope: Literal["rank", "first-rank", "launch"] = "rank"
+    since: str = ""
+    until: str = ""
+    depends_on: tuple[str, ...] = ()
 
 
 class PhaseTable(Table, frozen=True, kw_only=True):
@@ -78,6 +83,7 @@ class PhaseTable(Table, frozen=True, kw_only=True):
         progress: the sections that could show progress in it.
         normal_max_s: the longest that is still normal, from public reports (see the file).
         normal_note: where that number comes from.
+        advice: what to look at where a log stops in it.
     """
 
     id: Phase
@@ -87,6 +93,7 @@ class PhaseTable(Table, frozen=True, kw_only=True):
     progress: tuple[Section, ...] = ("log", "processes", "stacks")
     normal_max_s: float
     normal_note: str = ""
+    advice: tuple[str, ...] = ()
 
 
 class Wait(Table, frozen=True, kw_only=True):
@@ -191,6 +198,9 @@ class Engine(Table, frozen=True, kw_only=True):
         compile_paths: parts of file paths whose code compiles or tunes kernels: a rank that is
             busy there may show nothing for minutes.
         skip: literal text of frequent lines that mean nothing; looked for before any pattern.
+        first_forward: the phase in which the model's forward runs for the first time; None where
+            that is not known.
+        volatile: arguments that differ from launch to launch and mean nothing.
     """
 
     name: str
@@ -199,6 +209,8 @@ class Engine(Table, frozen=True, kw_only=True):
     prefix: str
     time_format: str = "%Y-%m-%d %H:%M:%S"
     skip: tuple[str, ...] = ()
+    first_forward: Phase | None = None
+    volatile: tuple[str, ...] = ()
     roles: tuple[Role, ...] = ()
     phases: tuple[PhaseTable, ...] = ()
     milestones: tuple[Milestone, ...] = ()

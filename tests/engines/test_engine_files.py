@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from importlib import resources
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from hangdoctor import engines
 from hangdoctor.engines import PHASES, Engine, load, needle, normal_rank, rank_name, role_of
+from hangdoctor.logs.arguments import arguments
 
 SGLANG = load("sglang")
 
@@ -31,6 +33,22 @@ def test_every_launchers_pattern_has_an_example(name):
     detect = load(name).detect
     for pattern in detect.launcher:
         assert any(re.search(pattern, example) for example in detect.launcher_examples), pattern
+
+
+@pytest.mark.parametrize("name", engines.names())
+def test_a_milestones_first_and_last_release_are_those_that_its_evidence_names(name):
+    for milestone in load(name).milestones:
+        for release in filter(None, (milestone.since, milestone.until)):
+            assert release in milestone.seen_in, milestone.id
+
+
+def test_arguments_that_decide_about_a_milestone_or_mean_nothing_are_arguments_of_a_release():
+    known = set()
+    for path in (Path(__file__).parents[2] / "sample_logs").glob("*.log"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            known |= arguments(line).keys() if "server_args=" in line else set()
+    assert known >= {each for milestone in SGLANG.milestones for each in milestone.depends_on}
+    assert known >= set(SGLANG.volatile)
 
 
 def _patterns(engine: Engine):
