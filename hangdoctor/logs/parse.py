@@ -29,6 +29,7 @@ TEXT_LIMIT = 1 << 16
 """Bytes of a line that are kept, half from each end; SGLang's server_args need some 20,000."""
 
 _CHUNK_BYTES = 1 << 22
+_HEAD_BYTES = 1 << 14
 
 
 class LogLine(msgspec.Struct, frozen=True, gc=False):
@@ -112,14 +113,15 @@ def _parse_chunk(
         chunk = chunk.replace(b"\0", b"")
     reader = _Reader(state, engine)
     data = state.tail + chunk
-    if b"\r\n" in data:
-        data = data.replace(b"\r\n", b"\n")
+    head = data[:_HEAD_BYTES]
+    if 2 * head.count(b"\r\n") > head.count(b"\n"):
+        data = data.replace(b"\r\n", b"\n")  # slow: else it is done to the lines that are kept
     raw_lines = data.split(b"\n")
     tail = raw_lines.pop()
     number = state.number + len(raw_lines)
     kept = _kept(raw_lines, data, reader.patterns.skip, keep_first=state.begun)
     for index in kept:
-        if raw := raw_lines[index]:
+        if raw := raw_lines[index].removesuffix(b"\r"):
             line = reader.plain_message(raw, state.number + 1 + index)
             if line:
                 lines.append(line)
@@ -133,7 +135,7 @@ def _parse_chunk(
         number=number,
         tail=rest,
         begun=len(rest) < min(len(tail), TEXT_LIMIT) or (state.begun and not raw_lines),
-        skipped=skipped[:TEXT_LIMIT] if skipped else None,
+        skipped=skipped.removesuffix(b"\r")[:TEXT_LIMIT] if skipped else None,
         partial=reader.partial,
         error_rank=reader.error_rank,
     )
@@ -148,19 +150,32 @@ def _kept(
     a part of it was given already.
     """
     kept: Sequence[int] = range(len(raw_lines))
-    returns = b"\r" in data
     for literal in skip:
         if 4 * len(kept) > len(raw_lines) and literal not in data:
             continue  # one search of the block is cheaper than many of its lines
-        if returns:
-            kept = [i for i in kept if literal not in raw_lines[i] or b"\r" in raw_lines[i]]
-        elif len(kept) == len(raw_lines):
+        if len(kept) == len(raw_lines):
             kept = [i for i, raw in enumerate(raw_lines) if literal not in raw]
         else:
             kept = [i for i in kept if literal not in raw_lines[i]]
+    if b"\r" in data and len(kept) < len(raw_lines):
+        kept = sorted({*kept, *_overwritten(data)})
     if keep_first and raw_lines and (not kept or kept[0] != 0):
         kept = [0, *kept]
     return kept
+
+
+def _overwritten(data: bytes) -> Iterator[int]:
+    """Yield the indices of the complete lines in which text follows a carriage return."""
+    index = begin = 0
+    while (at := data.find(b"\r", begin)) >= 0:
+        end = data.find(b"\n", at)
+        if end < 0:
+            return
+        index += data.count(b"\n", begin, at)
+        if data[at:end].strip(b"\r"):
+            yield index
+        index += 1
+        begin = end + 1
 
 
 def _growing(reader: _Reader, tail: bytes, number: int, lines: list[LogLine]) -> bytes:

@@ -257,3 +257,36 @@ def test_any_bytes_are_read_without_an_error_and_without_control_characters(log)
     for line in _parse(log):
         assert line.text
         assert not any(ord(char) < 32 and char != "\t" for char in line.text)
+
+
+NOISE = b"[2026-11-29 21:04:27 TP1] Decode batch, #running-req: 1"
+ACCESS = b'[2026-11-29 21:04:27] INFO:     10.0.0.1:80 - "POST /generate HTTP/1.1" 200 OK'
+PIECES = st.sampled_from(
+    [NOISE, ACCESS, PREFIXED, SHARDS.format(3, 2).encode(), b"text", b"\r", b""]
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(PIECES, max_size=3), st.sampled_from([b"\n", b"\r\n"])), max_size=30
+    ),
+    st.booleans(),
+)
+def test_skipping_what_means_nothing_gives_what_reading_every_line_and_dropping_it_gives(
+    lines, end
+):
+    """The fast path beside the plain one: with carriage returns of every kind, in any mixture."""
+    whole = [b"".join(pieces) + ending for pieces, ending in lines]
+    log = b"".join(whole) + (b"" if end else b"\n")
+    meaningless = set()
+    for number, raw in enumerate(log.replace(b"\r\n", b"\n").split(b"\n")[:-1], start=1):
+        if b"\r" not in raw.rstrip(b"\r") and any(
+            literal.encode() in raw for literal in SGLANG.skip
+        ):
+            meaningless.add(number)
+    quick, _ = parse(ParserState(), log, SGLANG)
+    plain, _ = parse(ParserState(), log, msgspec.structs.replace(SGLANG, skip=()))
+    assert [(line.number, line.text) for line in quick] == [
+        (line.number, line.text) for line in plain if line.number not in meaningless
+    ]
