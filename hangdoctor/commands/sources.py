@@ -14,14 +14,12 @@ from hangdoctor import __version__, engines
 from hangdoctor.commands.copies import no_copy, temporary_copy
 from hangdoctor.commands.packed import unpacked
 from hangdoctor.errors import EvidenceError, InputError, UsageError
-from hangdoctor.facts import derive
 from hangdoctor.logs.timeline import detect_engine, phase_durations
 from hangdoctor.model import Header, LogSource, Missing
 from hangdoctor.recording import (
     bare_log,
     check_log,
 )
-from hangdoctor.target import find_log, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +66,8 @@ def find(pid: int | None, engine_name: str | None) -> tuple[Launch, Engine]:
     Raises:
         UsageError, InputError: there is none, or there are several.
     """
+    from hangdoctor.target import resolve
+
     known = [engine_named(name) for name in ([engine_name] if engine_name else engines.names())]
     launch = resolve(pid, known)
     return launch, engine_named(launch.engine)
@@ -75,6 +75,8 @@ def find(pid: int | None, engine_name: str | None) -> tuple[Launch, Engine]:
 
 def log_of(launch: Launch, log: str | None) -> tuple[Path | str | Missing, str | None]:
     """Return what to read the launch's log from, and what to call it."""
+    from hangdoctor.target import find_log
+
     if log is not None:
         return log, shown(log)
     found = find_log(launch.roots)
@@ -116,6 +118,8 @@ def longest_phases(good: Sequence[Path], engine_name: str | None) -> dict[str, f
     Raises:
         InputError: one cannot be read, or does not end ready.
     """
+    from hangdoctor.facts import derive
+
     longest: dict[str, float] = {}
     for path in good:
         check_log(path)

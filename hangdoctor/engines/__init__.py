@@ -201,6 +201,7 @@ class Engine(Table, frozen=True, kw_only=True):
         first_forward: the phase in which the model's forward runs for the first time; None where
             that is not known.
         volatile: arguments that differ from launch to launch and mean nothing.
+        second_model: arguments that bring a second model, whose milestones come once more.
     """
 
     name: str
@@ -211,6 +212,7 @@ class Engine(Table, frozen=True, kw_only=True):
     skip: tuple[str, ...] = ()
     first_forward: Phase | None = None
     volatile: tuple[str, ...] = ()
+    second_model: tuple[str, ...] = ()
     roles: tuple[Role, ...] = ()
     phases: tuple[PhaseTable, ...] = ()
     milestones: tuple[Milestone, ...] = ()

@@ -194,6 +194,7 @@ class LogDiff(msgspec.Struct, frozen=True):
         lines: the worst first.
         later: kinds of lines that the good log has only after the place that OTHER comes to.
         alignments: by rank of OTHER, pairs of indices in the reference's stream and OTHER's.
+        begins_at: line of the reference that OTHER begins at, where its head is lost; else 0.
     """
 
     good: tuple[Summary, ...]
@@ -213,6 +214,7 @@ class LogDiff(msgspec.Struct, frozen=True):
     forward_ran: bool | None
     only_here: tuple[str, ...]
     alignments: dict[str, tuple[tuple[int, int], ...]]
+    begins_at: int = 0
 
     @property
     def phase(self) -> Phase | None:
@@ -231,7 +233,14 @@ def compare(good: Sequence[Summary], other: Summary, engine: Engine) -> LogDiff:
     reference = _reference(good, other)
     same_release = _same_release(good[reference], other)
     judge = _Judge(good, other, reference, engine, same_release=same_release)
-    ranks = tuple(judge.rank(rank) for rank in _ranks(good[reference], other))
+    names = _ranks(good[reference], other)
+    alignments = {
+        name: tuple(_aligned(good[reference], other, counterpart, name))
+        for name in names
+        if (counterpart := _counterpart(name, good[reference])) is not None
+    }
+    begins_at = _begins_at(good[reference], other, alignments)
+    ranks = tuple(judge.rank(name, begins_at) for name in names)
     missing = {each.rank: each.missing[0] for each in ranks if each.missing}
     first = min(missing.values(), key=lambda step: step.number, default=None)
     lackers = tuple(
@@ -241,11 +250,6 @@ def compare(good: Sequence[Summary], other: Summary, engine: Engine) -> LogDiff:
     )
     failure = _failure(good, other)
     outcome: Outcome = "fails" if failure else "stops" if first else "reaches-all"
-    alignments = {
-        each.rank: tuple(_aligned(good[reference], other, each.counterpart, each.rank))
-        for each in ranks
-        if each.counterpart is not None
-    }
     lines, later = _lines(judge, ranks, first, alignments)
     return LogDiff(
         good=tuple(good),
@@ -265,6 +269,7 @@ def compare(good: Sequence[Summary], other: Summary, engine: Engine) -> LogDiff:
         forward_ran=_forward_ran(other, engine),
         only_here=judge.only_here(),
         alignments=alignments,
+        begins_at=begins_at,
     )
 
 
@@ -346,6 +351,7 @@ class _Judge:
         self.other = other
         self.reference = good[reference]
         self.milestones = {each.id: each for each in engine.milestones}
+        self.second_model = engine.second_model
         self.same_release = same_release
         self.since, self.until = self._releases()
         self.begun_s = other.timeline.first_time_s
@@ -372,7 +378,7 @@ class _Judge:
             key = (reached.id, counts[reached.id])
             if key not in in_all or (only_each and not reached.of_each_rank):
                 continue
-            why = self._why_unsure(self.milestones.get(reached.id))
+            why = self._why_unsure(self.milestones.get(reached.id), key[1])
             after_s = None
             if reached.time_s is not None and begun_s is not None:
                 after_s = reached.time_s - begun_s
@@ -391,11 +397,15 @@ class _Judge:
             )
         return steps
 
-    def rank(self, rank: str) -> RankDiff:
-        """Return how far a rank of OTHER came."""
-        steps = self.steps(rank)
+    def rank(self, rank: str, begins_at: int) -> RankDiff:
+        """Return how far a rank of OTHER came; what lies before its head cannot be judged."""
         own = _keys(self.other, rank)
         there = set(own)
+        steps = [
+            step
+            for step in self.steps(rank)
+            if step.number >= begins_at or (step.id, step.nth) in there
+        ]
         known = [(step.id, step.nth) for step in steps]
         last = max((index for index, key in enumerate(known) if key in there), default=-1)
         if rank and self.launch_line is not None:  # no rank can be behind of the launch
@@ -497,7 +507,7 @@ class _Judge:
                     until = min(until, _version(milestone.until))
         return since, until
 
-    def _why_unsure(self, milestone: Milestone | None) -> str:
+    def _why_unsure(self, milestone: Milestone | None, nth: int) -> str:
         """Return why OTHER might never print a milestone; "" where it is sure to."""
         if milestone is None:
             return ""
@@ -506,11 +516,11 @@ class _Judge:
                 return f"releases before {milestone.since} do not print it"
             if milestone.until and self.until > _version(milestone.until):
                 return f"releases after {milestone.until} do not print it"
-        if milestone.depends_on and self.reference.timeline.launch.on_cpu != (
-            self.other.timeline.launch.on_cpu
-        ):
+        launches = self.reference.timeline.launch, self.other.timeline.launch
+        on_cpu = {launch.on_cpu for launch in launches}
+        if "device" in milestone.depends_on and on_cpu == {True, False}:
             return "one of the launches runs on the CPU"
-        for name in milestone.depends_on:
+        for name in (*milestone.depends_on, *(self.second_model if nth > 1 else ())):
             theirs, own = (each.arguments.get(name) for each in (self.reference, self.other))
             if theirs != own and (self.same_release or None not in (theirs, own)):
                 return f"{name} is {own} here and {theirs} there"
@@ -530,6 +540,20 @@ def _keys(summary: Summary, rank: str) -> list[Key]:
         counts[reached.id] = counts.get(reached.id, 0) + 1
         keys.append((reached.id, counts[reached.id]))
     return keys
+
+
+def _begins_at(
+    good: Summary, other: Summary, alignments: dict[str, tuple[tuple[int, int], ...]]
+) -> int:
+    """Return the good log's line that OTHER begins at, 0 where both begin at the beginning."""
+    if other.head_line or not good.head_line:
+        return 0
+    firsts = [
+        good.streams[counterpart][pairs[0][0]].number
+        for rank, pairs in alignments.items()
+        if pairs and (counterpart := _counterpart(rank, good)) is not None
+    ]
+    return min((number for number in firsts if number > good.head_line), default=0)
 
 
 def _failure(good: Sequence[Summary], other: Summary) -> SignSeen | None:

@@ -55,6 +55,11 @@ def answer(diff: LogDiff) -> list[str]:
             f"{phase.phase} took {'at least ' if phase.open else ''}{duration(phase.other_s)},"
             f" {duration(longest)} at the longest in the good log{_plural(diff)}"
         )
+    if diff.begins_at:
+        said.append(
+            f"the head of the log is lost: what a good start does before line {diff.begins_at} of "
+            "the good log is not judged"
+        )
     said += _not_overdue(diff)
     if diff.first_missing and diff.forward_ran is False:
         said.append(

@@ -319,6 +319,42 @@ def test_a_forward_is_not_ruled_out_once_a_rank_has_come_near_it_or_where_the_he
     assert _compare(H200, headless).forward_ran is None
 
 
+@pytest.mark.parametrize("name", [H200, OLD, NEW])
+def test_a_log_whose_head_is_lost_is_not_blamed_for_what_it_would_have_said_there(name):
+    lines = _lines(name)
+    for cut in range(30, len(lines) - 30, 7):
+        diff = _compare(name, b"".join(lines[cut:]))
+        assert diff.outcome == "reaches-all"
+    stop = next(i for i, line in enumerate(lines) if b"TP1] Memory pool end" in line)
+    begin = next(i for i, line in enumerate(lines) if b"Init" in line and b"begin" in line) + 4
+    diff = _compare(name, b"".join(lines[begin:stop]))
+    assert not {"args", "dist-init-begin"} & {
+        step.id for rank in diff.ranks for step in rank.missing
+    }
+    assert _rank(diff, "TP1").missing[0].id == "memory-pool-end"
+    assert "head of the log is lost" in _said(diff)
+    assert diff.forward_ran is None
+
+
+def test_a_second_model_that_only_the_good_launch_has_is_not_missing():
+    lines = _lines(H200)
+    begin, end = (
+        next(i for i, line in enumerate(lines) if words in line)
+        for words in (b"TP1] Load weight begin", b"TP1] Capture target decode CUDA graph end")
+    )
+    twice = lines[: end + 1] + lines[begin : end + 1] + lines[end + 1 :]
+    drafting = b"".join(twice).replace(
+        b"speculative_algorithm=None", b"speculative_algorithm='EAGLE'"
+    )
+    stopped = b"".join(lines[: end + 1])
+    for other, lacks in (
+        (stopped, False),
+        (stopped.replace(b"speculative_algorithm=None", b"speculative_algorithm='EAGLE'"), True),
+    ):
+        missing = {(step.id, step.nth) for step in _rank(_compare(drafting, other), "TP1").missing}
+        assert (("weights-end", 2) in missing) is lacks
+
+
 # What it says of arguments, values, phases, lines
 
 
