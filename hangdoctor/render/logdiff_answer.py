@@ -87,7 +87,7 @@ def next_steps(diff: LogDiff, engine: Engine) -> list[Tip]:
         )
     who = culprits(diff)
     if who and diff.first_missing and diff.first_missing.each_rank:
-        tips.append(Tip(f"{compact(who)} first: the other ranks can only wait for it"))
+        tips.append(Tip(f"{compact(who)} first: the others have come further, and wait for it"))
     if named := _changed_arguments(diff):
         tips.append(Tip(f"start once with the good log's arguments, one at a time: {named}"))
     if diff.phase and (diff.failure is None or diff.failure.kind == "timeout"):
@@ -97,10 +97,8 @@ def next_steps(diff: LogDiff, engine: Engine) -> list[Tip]:
 
 def culprits(diff: LogDiff) -> tuple[str, ...]:
     """Return the ranks that stand alone behind their peers; none where all stand together."""
-    if diff.failure and diff.failure.blamed:
-        return tuple(f"TP{number}" for number in diff.failure.blamed)
-    behind = tuple(rank.rank for rank in diff.ranks if rank.rank and rank.behind_peers)
     ranks = [rank for rank in diff.ranks if rank.rank]
+    behind = tuple(rank.rank for rank in ranks if rank.behind_peers)
     return behind if len(behind) < len(ranks) else ()
 
 

@@ -57,6 +57,8 @@ def to_text(
     lines += ["", "Logs"]
     lines += [part for text in about_logs(diff) for part in _wrapped(text, width)]
     lines += ["", *_ranks(shown, width)]
+    if diff.only_here:
+        lines += _row(f"only here: {', '.join(diff.only_here)}", width)
     lines += ["", *_phases(diff)]
     if arguments := list(_arguments(diff, width, most)):
         lines += ["", *arguments]
