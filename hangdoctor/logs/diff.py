@@ -774,6 +774,11 @@ def _missing(
         rank for rank in other.timeline.ranks if rank
     }
     ends = _ends(chosen, ranks, first, alignments)
+    whole = max(ends.values(), default=float("inf"))
+    firsts: dict[tuple[str, str], int] = {}
+    for rank, stream in chosen.streams.items():
+        for line in stream:
+            firsts.setdefault((rank, line.template), line.number)
     found, later = [], 0
     for template, seen in chosen.templates.items():
         if not all(template in each.templates for each in good) or seen.serving:
@@ -789,7 +794,11 @@ def _missing(
             len(each.templates[template].ranks) for each in good
         ):
             continue  # another rank prints it, such as whichever comes first
-        past = [rank for rank in lack if _printed_before(chosen, rank, template, ends)]
+        past = [
+            rank
+            for rank in lack
+            if firsts.get((rank, template), float("inf")) < ends.get(rank, whole)
+        ]
         if past:
             found.append(
                 LineDiff(
@@ -829,13 +838,6 @@ def _ends(
         own_end = max((number for number in reached if number < stop), default=0)
         ends[rank.counterpart] = own_end
     return ends
-
-
-def _printed_before(good: Summary, rank: str, template: str, ends: dict[str, float]) -> bool:
-    end = ends.get(rank, float("inf") if not ends else max(ends.values()))
-    return any(
-        line.template == template and line.number < end for line in good.streams.get(rank, ())
-    )
 
 
 def _more(good: Sequence[Summary], other: Summary) -> Iterator[LineDiff]:
