@@ -85,6 +85,7 @@ _SYMMETRIC = (
     "all-ranks-in-same-wait",
     "all-ranks-wait-for-their-gpus",
     "all-ranks-stand-still",
+    "waits-in-a-circle",
     "waiting-for-other-node",
     "warmup-request-unanswered",
 )

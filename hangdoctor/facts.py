@@ -15,6 +15,7 @@ import msgspec
 
 from hangdoctor import gpus as gpu_readings
 from hangdoctor import tracks
+from hangdoctor.blocked import Blocked, blocked_threads
 from hangdoctor.engines import (
     PHASES,
     Engine,
@@ -43,6 +44,7 @@ from hangdoctor.model import (
     Snapshot,
     Stacks,
     Struct,
+    Waits,
 )
 from hangdoctor.tracks import Track
 
@@ -93,6 +95,9 @@ class RankFacts(Struct, frozen=True):
         compiling: its stack goes through a kernel compiler or tuner.
         on_storage: the kernel function, where a thread of it waits for a file system; else "".
         kernel: what the kernel says its main thread waits in, "0" or "" where nothing.
+        blocked: the system call that its main thread is blocked in, and what for; None where it
+            runs or that is not known.
+        blocked_besides: its other threads that wait for something in particular, longest first.
     """
 
     name: str
@@ -123,6 +128,8 @@ class RankFacts(Struct, frozen=True):
     compiling: bool = False
     on_storage: str = ""
     kernel: str = ""
+    blocked: Blocked | None = None
+    blocked_besides: tuple[Blocked, ...] = ()
 
 
 class Facts(Struct, frozen=True):
@@ -145,6 +152,7 @@ class Facts(Struct, frozen=True):
         log_silent_s: time since the log was written at all, whatever it said.
         older_log: what the log held when we came was another launch's.
         ranks: one a rank, in the order of their names.
+        blocked: what the main threads of the processes that have a role are blocked in, by pid.
         sizes: numbers of ranks, as command line and log tell them.
         expected: names of the ranks that this machine should have; empty where not known.
         expected_count: how many that are, known also where their names are not.
@@ -170,6 +178,7 @@ class Facts(Struct, frozen=True):
     log_silent_s: float | None = None
     older_log: bool = False
     ranks: tuple[RankFacts, ...] = ()
+    blocked: dict[int, Blocked] = {}
     sizes: Sizes = {}
     expected: tuple[str, ...] = ()
     expected_count: int | None = None
@@ -224,6 +233,14 @@ class Facts(Struct, frozen=True):
         """Whether nothing of this launch's own log was seen, though there is a log."""
         return self.older_log and not self.timeline.lines
 
+    def name_of(self, pid: int, comm: str = "") -> str:
+        """Return a process's name for people: its rank or role, else its pid and program."""
+        track = self.tracks.get(pid)
+        if track is not None and (track.rank or track.role):
+            return track.rank or track.role
+        comm = comm or (track.process.comm if track is not None else "")
+        return f"pid {pid} ({comm})" if comm else f"pid {pid}"
+
     def track(self, rank: RankFacts) -> Track | None:
         """Return the track of a rank's process."""
         return self.tracks.get(rank.pid) if rank.pid is not None else None
@@ -270,6 +287,7 @@ def step(facts: Facts, snapshot: Snapshot | None, blocks: Iterable[bytes], engin
                 facts, timeline=Timeline(), rank_log_at_s={}, log_moved_at_s=None, older_log=True
             )
         facts = _see_stacks(facts, snapshot, engine)
+        facts = _see_waits(facts, snapshot)
         facts = _see_gpus(facts, snapshot)
         if isinstance(snapshot.host, Host):
             facts = msgspec.structs.replace(
@@ -287,7 +305,14 @@ def next_looks(facts: Facts) -> dict[str, float]:
     still = launch_still_s(facts)
     stuck = still is not None and still >= stall_after_s / 4
     stacks_s = min(10.0, max(1.0, stall_after_s / (4 if stuck else 2)))
-    return {"processes": 1.0, "gpus": 1.0, "files": 5.0, "stacks": stacks_s, "host": 10.0}
+    return {
+        "processes": 1.0,
+        "gpus": 1.0,
+        "files": 5.0,
+        "stacks": stacks_s,
+        "waits": stacks_s,
+        "host": 10.0,
+    }
 
 
 def launch_still_s(facts: Facts) -> float | None:
@@ -342,7 +367,7 @@ def _movers(facts: Facts) -> list[Track]:
 
 def _sections(snapshot: Snapshot) -> dict[str, Missing | None]:
     found: dict[str, Missing | None] = {}
-    for name in ("processes", "stacks", "gpus", "host", "log"):
+    for name in ("processes", "stacks", "waits", "gpus", "host", "log"):
         section = getattr(snapshot, name)
         if section is not None:
             found[name] = section if isinstance(section, Missing) else None
@@ -552,6 +577,16 @@ def _see_stacks(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
     return msgspec.structs.replace(facts, tracks=known)
 
 
+def _see_waits(facts: Facts, snapshot: Snapshot) -> Facts:
+    if not isinstance(snapshot.waits, Waits):
+        return facts
+    known = dict(facts.tracks)
+    for pid, waits in snapshot.waits.by_pid.items():
+        if pid in known:
+            known[pid] = tracks.see_waits(known[pid], waits, snapshot.at_s)
+    return msgspec.structs.replace(facts, tracks=known)
+
+
 def _see_gpus(facts: Facts, snapshot: Snapshot) -> Facts:
     if not isinstance(snapshot.gpus, Gpus):
         return facts
@@ -616,6 +651,13 @@ def _conclude(facts: Facts, engine: Engine) -> Facts:
         expected_count=expected_count(sizes),
         cpu_launch=cpu or None,
         ranks=ranks,
+        blocked={
+            pid: blocked[0]
+            for pid, track in facts.tracks.items()
+            if track.role
+            and (blocked := blocked_threads(track, facts.at_s or 0.0, facts.name_of))
+            and blocked[0].tid == pid
+        },
     )
 
 
@@ -649,6 +691,7 @@ def _rank_view(
     moving = recently if watched_s >= MOVING_S or (recently and watched_s >= 1) else None
     still_s = at_s - max(track.first_at_s, moved_at_s) if moving is False else None
     cards = gpu_readings.cards_of(facts.cards, _family(facts.tracks, track.process.pid))
+    blocked = blocked_threads(track, at_s, facts.name_of)
     since_s = before.phase_since_s if before and before.phase == phase else at_s
     in_phase_s = max(at_s - since_s, _logged_phase_s(name, phase, facts) or 0.0)
     return RankFacts(
@@ -684,6 +727,13 @@ def _rank_view(
         ),
         on_storage=tracks.on_storage(track.process),
         kernel=(track.process.threads[0].wchan or "") if track.process.threads else "",
+        blocked=next((each for each in blocked if each.tid == track.process.pid), None),
+        blocked_besides=tuple(
+            sorted(
+                (each for each in blocked if each.tid != track.process.pid),
+                key=lambda each: -each.for_s,
+            )
+        ),
     )
 
 

@@ -199,6 +199,132 @@ class Stacks(Struct, frozen=True, tag="stacks"):
     by_pid: dict[int, ProcessStacks | Missing]
 
 
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """A process that holds something: the other end of a connection, a lock."""
+
+    pid: int
+    comm: str = ""
+
+
+class WaitObject(Struct, frozen=True):
+    """What a descriptor that a thread waits for leads to.
+
+    Attributes:
+        fd: the descriptor, in the process that waits; None for what is named by a path.
+        kind: what it is.
+        target: path of a file or FIFO; "local -> remote" of a TCP connection, one address of a
+            listener; name of a unix socket.
+        state: of a socket, in small letters: "established", "syn-sent", "listen", "closed",
+            "not accepted" for a connection that its listener has not taken yet ...
+        others: processes that hold the other end, the launch's and others; None where that could
+            not be seen. Empty: nobody does.
+        served: the other end is in an epoll set, or a thread of its holder is blocked in a wait for
+            it; None where that could not be seen.
+        mutual: ids of those threads that are blocked in reading this other end alone.
+        received_bytes: that the owner has not read; connections not accepted yet, for a listener.
+        unsent_bytes: that the other end has not taken.
+        since_received_ms, since_sent_ms: TCP's own clock; None for others.
+        retransmits: of the segment that is under way now.
+    """
+
+    kind: Literal["unix", "tcp", "socket", "pipe", "fifo", "eventfd", "file", "other"]
+    fd: int | None = None
+    target: str = ""
+    state: str = ""
+    others: tuple[Holder, ...] | None = None
+    served: bool | None = None
+    mutual: tuple[int, ...] = ()
+    received_bytes: int = 0
+    unsent_bytes: int = 0
+    since_received_ms: int | None = None
+    since_sent_ms: int | None = None
+    retransmits: int = 0
+
+
+class ThreadWait(Struct, frozen=True):
+    """A blocked thread, its call and what it waits for.
+
+    Attributes:
+        tid: as in Thread.
+        call: name of the system call; "page fault" for none.
+        line: the first two words of /proc/TID/syscall: the same line later is the same call.
+        objects: what its descriptors lead to, at most MOST_OBJECTS; count: how many there are.
+        timed: it goes on after a while in any case.
+        kernel: kernel function it sleeps in, where it is not an ordinary wait.
+        switches: how often it has gone to sleep so far: unchanged means the very same wait.
+        futex: what it waits for there. "gil": Python's global lock; "mutex": a pthread mutex, whose
+            owner is known; "other": a semaphore or condition, which have no owner.
+        address: of the futex: equal ones in a process are the same lock.
+        owner_tid: of the mutex, in the observer's namespace.
+        waits_for_pid: child that it waits for; None for any.
+        libraries: that its stack leads through, innermost first, as far as they can be told.
+    """
+
+    tid: int
+    call: str
+    line: str = ""
+    objects: tuple[WaitObject, ...] = ()
+    count: int = 0
+    timed: bool = False
+    kernel: str = ""
+    switches: int | None = None
+    futex: Literal["", "gil", "mutex", "other"] = ""
+    address: int = 0
+    owner_tid: int | None = None
+    waits_for_pid: int | None = None
+    libraries: tuple[str, ...] = ()
+
+
+class ProcessWaits(Struct, frozen=True, tag="waits"):
+    """All blocked threads of one process, the main thread first.
+
+    Attributes:
+        threads: those that are blocked.
+        unreadable: what could not be read: "sockets", "memory", "fd".
+    """
+
+    threads: tuple[ThreadWait, ...]
+    unreadable: dict[str, Missing] = {}
+
+
+class FileLock(Struct, frozen=True):
+    """A lock on a file, or a file that is a lock by being there.
+
+    Attributes:
+        path: of the file, as its holder or the launch sees it.
+        kind: "flock", "posix" (fcntl) and "ofd" are the kernel's; "file" locks by its existence.
+        owner: whether a process holds it. A "file" lock is held by who has it open.
+        holders: who holds it.
+        waiters: pids that the kernel keeps waiting for it.
+        age_s: since the file was last changed; None where it is not known.
+        older_than_all: no process that could hold it had started when it was last changed.
+        why: what keeps its owner from being known, for people.
+    """
+
+    path: str
+    kind: Literal["flock", "posix", "ofd", "file"]
+    owner: Literal["alive", "dead", "unknown"]
+    holders: tuple[Holder, ...] = ()
+    waiters: tuple[int, ...] = ()
+    age_s: float | None = None
+    older_than_all: bool | None = None
+    why: str = ""
+
+
+class Waits(Struct, frozen=True, tag="all-waits"):
+    """Who is blocked in what.
+
+    Attributes:
+        by_pid: processes of the launch; one that could not be looked at with its reason.
+        locks: that a thread of the launch waits for or may wait for; None where not looked at.
+        locks_searched: the caches of compilers and hubs were searched for lock files, too.
+    """
+
+    by_pid: dict[int, ProcessWaits | Missing]
+    locks: tuple[FileLock, ...] | Missing | None = None
+    locks_searched: bool = False
+
+
 class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
     """A compute process on a card: pid as the driver tells it, and its memory."""
 
@@ -271,8 +397,8 @@ class Snapshot(Struct, frozen=True):
         at_s: monotonic seconds since the recording began.
         wall_s: seconds since 1970.
         took_s: what each collector cost, in seconds.
-        processes, stacks, gpus, host, log: the sections. `None` means not due this time, which is
-            not `Missing`: it says nothing.
+        processes, stacks, waits, gpus, host, log: the sections. `None` means not due this time,
+            which is not `Missing`: it says nothing.
     """
 
     at_s: float
@@ -280,6 +406,7 @@ class Snapshot(Struct, frozen=True):
     took_s: dict[str, float] = {}
     processes: Processes | Missing | None = None
     stacks: Stacks | Missing | None = None
+    waits: Waits | Missing | None = None
     gpus: Gpus | Missing | None = None
     host: Host | Missing | None = None
     log: LogPosition | Missing | None = None

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hangdoctor.blocked import same_wait
 from hangdoctor.frames import find_wait, main_thread, python_frames, same_shape, shape
-from hangdoctor.model import Frame, Missing, Process, ProcessStacks, Struct
+from hangdoctor.model import Frame, Missing, Process, ProcessStacks, ProcessWaits, Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +77,11 @@ class Track(Struct, frozen=True):
         wait: the wait that its stack stands in, and the index of that frame.
         held_since_s: time of the first of the dumps in a row that show it in this same operation.
         idle_at_s: time of the last dump that showed it waiting for requests.
+        python_tids: threads that its last dump listed, in our numbers; empty where not known.
+        gil_tid: of them the one that held the GIL.
+        waits: its blocked threads when they were last looked at; waits_missing: why they could not
+            be looked at after that.
+        blocked_since: by thread, the time of the first look at the wait that it is still in.
         moved_at_s: when it last moved; None if never seen to.
         moved_by: how, for people.
     """
@@ -110,6 +116,11 @@ class Track(Struct, frozen=True):
     wait: tuple[str, int] | None = None
     held_since_s: float | None = None
     idle_at_s: float | None = None
+    python_tids: frozenset[int] = frozenset()
+    gil_tid: int | None = None
+    waits: ProcessWaits | None = None
+    waits_missing: Missing | None = None
+    blocked_since: dict[int, float] = {}
     moved_at_s: float | None = None
     moved_by: str = ""
 
@@ -192,10 +203,25 @@ def see_stacks(
         wait=(wait[0].id, wait[1]) if wait else None,
         held_since_s=_held_since(track, frames, wait, at_s),
         idle_at_s=at_s if idle else track.idle_at_s,
+        **_threads_of(track.process, stacks),
         # A dump with native frames reads the target's libraries, and so maps pages of them.
         peak_rss_file_bytes=0 if stacks.native else track.peak_rss_file_bytes,
         **changes,
     )
+
+
+def see_waits(track: Track, waits: ProcessWaits | Missing, at_s: float) -> Track:
+    """Take in a look at the blocked threads: since when each has been in the wait it is in."""
+    if isinstance(waits, Missing):
+        return msgspec.structs.replace(track, waits_missing=waits)
+    before = {wait.tid: wait for wait in track.waits.threads} if track.waits else {}
+    since = {
+        wait.tid: track.blocked_since.get(wait.tid, at_s)
+        if wait.tid in before and same_wait(before[wait.tid], wait)
+        else at_s
+        for wait in waits.threads
+    }
+    return msgspec.structs.replace(track, waits=waits, waits_missing=None, blocked_since=since)
 
 
 def on_storage(process: Process) -> str:
@@ -270,6 +296,15 @@ def _held_since(
         shape(track.stack[track.wait[1] :]), shape(frames[wait[1] :])
     )
     return track.held_since_s if same else at_s
+
+
+def _threads_of(process: Process, stacks: ProcessStacks) -> dict[str, Any]:
+    """Return the ids of Python's threads, where they are told in the numbers that we use."""
+    tids = frozenset(thread.tid for thread in stacks.threads if thread.tid is not None)
+    if process.inner_pid is not None or len(tids) < len(stacks.threads):
+        return {"python_tids": frozenset(), "gil_tid": None}
+    holder = next((thread.tid for thread in stacks.threads if thread.owns_gil), None)
+    return {"python_tids": tids, "gil_tid": holder}
 
 
 def _grown(peak_bytes: int, now_bytes: int | None) -> int:

@@ -3,6 +3,9 @@
 Ranks that wait in the same operation for their peers are the healthy ones; the one they wait for
 is elsewhere, absent or dead. Two ranks in different operations have diverged. All ranks in the
 same operation: no rank is to blame.
+
+Stacks tell the operations. Where a rank is in none, or has no stack, the connection that it reads
+tells for whom it waits.
 """
 
 from __future__ import annotations
@@ -21,6 +24,21 @@ SPIN_S = 5.0
 """A card that spins shorter than this tells nothing."""
 
 
+class Link(Struct, frozen=True):
+    """A process whose main thread waits for another process through a descriptor.
+
+    Attributes:
+        waiter, target: names as in `Facts.name_of`.
+        text: in which call, on what.
+        for_s: how long it was seen in this same wait.
+    """
+
+    waiter: str
+    target: str
+    text: str
+    for_s: float
+
+
 class WaitGraph(Struct, frozen=True):
     """The ranks by what they do.
 
@@ -28,22 +46,26 @@ class WaitGraph(Struct, frozen=True):
         waiting: in an operation that ends only when their peers join it.
         device: waiting for their own GPU.
         elsewhere: in none of these.
+        linked: in none of these, and blocked in reading or writing a connection of another rank.
         idle: in their loop, waiting for requests.
         unseen: no stack of them was ever seen.
         absent: should be there and are not.
         suspects: whom the others wait for; empty where nobody waits or none can be told.
         by_elimination: the suspects are the ranks without a stack, all others being in the same
             operation.
+        circle: of the linked ranks those that wait for each other, each for the next.
     """
 
     waiting: tuple[RankFacts, ...] = ()
     device: tuple[RankFacts, ...] = ()
     elsewhere: tuple[RankFacts, ...] = ()
+    linked: tuple[RankFacts, ...] = ()
     idle: tuple[RankFacts, ...] = ()
     unseen: tuple[RankFacts, ...] = ()
     absent: tuple[RankFacts, ...] = ()
     suspects: tuple[RankFacts, ...] = ()
     by_elimination: bool = False
+    circle: tuple[RankFacts, ...] = ()
 
     @property
     def operations(self) -> tuple[tuple[str, ...], ...]:
@@ -58,15 +80,17 @@ class WaitGraph(Struct, frozen=True):
 def build(facts: Facts) -> WaitGraph:
     """Sort the ranks by what they do, and follow their waits to whom they lead."""
     groups: dict[str, list[RankFacts]] = {
-        key: [] for key in ("waiting", "device", "elsewhere", "idle", "unseen", "absent")
+        key: [] for key in ("waiting", "device", "elsewhere", "linked", "idle", "unseen", "absent")
     }
     for rank in facts.ranks:
         groups[_group(rank, facts)].append(rank)
+    sinks = _follow_links(groups, facts)
     # A rank that waits for its GPU may wait for a peer through it: one that runs Python comes
     # first.
     suspects = groups["elsewhere"] if groups["waiting"] or groups["device"] else []
     if groups["waiting"] and not suspects:
         suspects = groups["device"]
+    suspects = [*suspects, *(rank for rank in sinks if rank not in suspects)]
     by_elimination = False
     if not suspects and groups["waiting"]:
         first = groups["waiting"][0].operation
@@ -78,7 +102,65 @@ def build(facts: Facts) -> WaitGraph:
         **{key: tuple(ranks) for key, ranks in groups.items()},
         suspects=tuple(_earliest(suspects, groups["waiting"])),
         by_elimination=by_elimination and bool(suspects),
+        circle=_circle(groups["linked"], facts),
     )
+
+
+def links(facts: Facts) -> tuple[Link, ...]:
+    """Return who waits for whom through a descriptor: ranks, launcher and what belongs to them."""
+    return tuple(
+        Link(
+            waiter=facts.name_of(pid),
+            target=facts.name_of(blocked.waits_for),
+            text=blocked.text,
+            for_s=blocked.for_s,
+        )
+        for pid, blocked in facts.blocked.items()
+        if blocked.waits_for is not None
+    )
+
+
+def target_of(rank: RankFacts, facts: Facts) -> RankFacts | None:
+    """Return the rank whose bytes a rank waits for, or that does not read its own; else None."""
+    pid = rank.blocked.waits_for if rank.blocked else None
+    others = (other for other in facts.ranks if pid is not None and other.pid == pid)
+    return next((other for other in others if other.name != rank.name), None)
+
+
+def _follow_links(groups: dict[str, list[RankFacts]], facts: Facts) -> list[RankFacts]:
+    """Move ranks that wait for another one through a descriptor to the linked; return the sinks.
+
+    A sink is where such waits end: a rank that is in no operation, and waits for none itself.
+    """
+    free = [*groups["elsewhere"], *groups["unseen"]]
+    linked, sinks = [], []
+    for rank in free:
+        passed = [rank]
+        while passed[-1] in free and (target := target_of(passed[-1], facts)) is not None:
+            if target in passed:
+                break
+            passed.append(target)
+        end = passed[-1]
+        if len(passed) > 1 and end not in groups["waiting"] + groups["device"]:
+            # Where it leads back to those that wait in an operation, it is who they wait for.
+            linked.append(rank)
+            if end in free and target_of(end, facts) is None and end not in sinks:
+                sinks.append(end)
+    for key in ("elsewhere", "unseen"):
+        groups[key] = [rank for rank in groups[key] if rank not in linked]
+    groups["linked"] = linked
+    return sinks
+
+
+def _circle(linked: list[RankFacts], facts: Facts) -> tuple[RankFacts, ...]:
+    """Return the first circle among the linked ranks; empty where there is none."""
+    for rank in linked:
+        passed = [rank]
+        while (following := target_of(passed[-1], facts)) in linked and following is not None:
+            if following in passed:
+                return tuple(passed[passed.index(following) :])
+            passed.append(following)
+    return ()
 
 
 def _group(rank: RankFacts, facts: Facts) -> str:

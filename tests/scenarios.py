@@ -17,6 +17,7 @@ from hangdoctor.model import (
     GpuProcess,
     Gpus,
     Header,
+    Holder,
     Host,
     Io,
     LogPosition,
@@ -25,10 +26,14 @@ from hangdoctor.model import (
     Process,
     Processes,
     ProcessStacks,
+    ProcessWaits,
     Snapshot,
     Stacks,
     Thread,
     ThreadStack,
+    ThreadWait,
+    WaitObject,
+    Waits,
 )
 from hangdoctor.recording import Recording
 
@@ -55,6 +60,9 @@ class Does(msgspec.Struct, frozen=True, kw_only=True):
         gpu: utilisation, memory utilisation and Watts above idle.
         gpu_grows_per_s: memory of its GPU.
         children: commands of the processes that it has started, with their CPU in percent.
+        reads_from: the rank at the other end of the connection that its main thread reads.
+        served: a thread of that rank has the other end in its epoll set.
+        wakes: the read comes back now and then.
         unseen: why its stack cannot be seen.
         gone: its process has ended, with this status; zombie: and nobody has waited for it.
     """
@@ -71,6 +79,9 @@ class Does(msgspec.Struct, frozen=True, kw_only=True):
     gpu: tuple[int, int, float] = (0, 0, 0)
     gpu_grows_per_s: float = 0
     children: tuple[tuple[str, float], ...] = ()
+    reads_from: str = ""
+    served: bool = False
+    wakes: bool = False
     unseen: Missing | None = None
     gone: int | None = None
     zombie: bool = False
@@ -129,6 +140,7 @@ def launch(
             wall_s=WALL_S + at_s,
             processes=world.processes(at_s),
             stacks=world.stacks(at_s) if dump else None,
+            waits=world.waits(at_s) if dump else None,
             gpus=world.gpus(at_s) if gpus else Missing(reason="not-installed"),
             host=Host(cpu_count=64, load_1m=4.0),
             log=LogPosition(read_bytes=read, silent_s=at_s - written_s)
@@ -548,6 +560,35 @@ class _World:
             active = does.state == "R"
             by_pid[self.pid(name)] = does.unseen or _stacks(stack, does.threads, active=active)
         return Stacks(by_pid=by_pid)
+
+    def waits(self, at_s: float) -> Waits | None:
+        if not any(self.does(name, at_s).reads_from for name in self.ranks):
+            return None
+        by_pid: dict[int, ProcessWaits | Missing] = {}
+        for name in self.ranks:
+            does, pid = self.does(name, at_s), self.pid(name)
+            wait = ThreadWait(tid=pid, call="futex", line="202 0x7f", futex="other")
+            if does.reads_from:
+                other = self.pid(does.reads_from)
+                mutual = self.does(does.reads_from, at_s).reads_from == name
+                end = WaitObject(
+                    kind="unix",
+                    fd=6,
+                    state="established",
+                    others=(Holder(other, "sglang::schedul"),),
+                    served=does.served or mutual,
+                    mutual=(other,) if mutual else (),
+                )
+                wait = ThreadWait(
+                    tid=pid,
+                    call="recvfrom",
+                    line="45 0x6",
+                    objects=(end,),
+                    count=1,
+                    switches=self.dumps if does.wakes else 7,
+                )
+            by_pid[pid] = ProcessWaits(threads=(wait,))
+        return Waits(by_pid=by_pid)
 
     def gpus(self, at_s: float) -> Gpus:
         cards: dict[int, Gpu | Missing] = {}

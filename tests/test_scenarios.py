@@ -11,6 +11,7 @@ import pytest
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, derive, step
+from hangdoctor.findings import weakest
 from hangdoctor.frames import call_path, shape
 from hangdoctor.model import Frame, Missing, Stacks
 from hangdoctor.recording import bare_log, load
@@ -475,3 +476,113 @@ def test_a_rank_that_died_before_we_came_is_the_launchers_zombie(tmp_path):
         snapshots.append(replace(each, processes=replace(each.processes, processes=buried)))
     found = verdict(replace(recording, snapshots=tuple(snapshots)))
     assert (found.state, found.culprits) == ("dead", ("TP1",))
+
+
+DENIED = Missing(reason="permission", detail="Operation not permitted")
+HOOK = ("save_hidden_states /opt/hooks/dump.py:40", *told.BATCH_FORWARD)
+SENDS = ("hand_over /opt/hooks/dump.py:88", *told.BATCH_FORWARD)
+
+
+def test_without_stacks_the_connection_that_a_rank_reads_tells_whom_it_waits_for(tmp_path):
+    reads, blind = Does(unseen=DENIED, reads_from="TP1"), Does(unseen=DENIED)
+    log = good_log(("TP0", "TP1"), "load-end")
+    recording = launch(tmp_path, {"TP0": reads, "TP1": blind}, log=log, seconds=120)
+    found = verdict(recording)
+    assert (found.state, found.culprits, found.phase) == ("unknown", ("TP1",), "weights")
+    assert found.findings[0].rule == "waiting-for-rank-elsewhere"
+    assert "recv from TP1 (unix socket)" in found.findings[0].because[0].text
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        Does(unseen=DENIED, reads_from="TP1", served=True),
+        Does(unseen=DENIED, reads_from="TP1", wakes=True),
+    ],
+    ids=["a server thread has the other end", "its reads come back"],
+)
+def test_nobody_is_blamed_for_a_connection_that_works(does, tmp_path):
+    ranks = {"TP0": does, "TP1": Does(unseen=DENIED)}
+    log = good_log(("TP0", "TP1"), "load-end")
+    found = verdict(launch(tmp_path, ranks, log=log, seconds=120))
+    assert (found.state, found.culprits) == ("unknown", ())
+
+
+def test_a_rank_that_reads_from_another_in_code_that_nobody_knows_waits_for_it(tmp_path):
+    ranks = {
+        "TP0": Does(stack=HOOK, reads_from="TP1"),
+        "TP1": Does(stack=SENDS, kernel="futex_wait_queue"),
+    }
+    recording = launch(
+        tmp_path, ranks, log=good_log(("TP0", "TP1"), "prefill"), seconds=120, launcher=told.SERVES
+    )
+    found = verdict(recording)
+    assert (found.state, found.culprits) == ("hung", ("TP1",))
+    assert "TP0 waits in recv for TP1" in found.title
+
+
+CHAIN = {
+    "TP0": Does(stack=told.BATCH_ALL_REDUCE),
+    "TP1": Does(stack=HOOK, reads_from="TP2"),
+    "TP2": Does(stack=SENDS),
+}
+
+
+def test_of_two_ranks_elsewhere_the_one_that_the_other_waits_for_is_to_blame(tmp_path):
+    log = good_log(tuple(CHAIN), "prefill")
+    recording = launch(tmp_path, CHAIN, log=log, seconds=120, launcher=told.SERVES)
+    found = verdict(recording)
+    assert (found.state, found.culprits) == ("hung", ("TP2",))
+
+
+def test_of_two_ranks_elsewhere_none_is_blamed_where_their_waits_were_refused(tmp_path):
+    log = good_log(tuple(CHAIN), "prefill")
+    recording = launch(
+        tmp_path, CHAIN, log=log, seconds=120, launcher=told.SERVES, without=("waits",)
+    )
+    found = verdict(recording)
+    assert found.culprits == ()
+    assert "TP1 and TP2" in str(found.findings[0].needs)
+
+
+def test_a_rank_that_reads_from_one_that_waits_in_a_collective_is_who_that_one_waits_for(tmp_path):
+    ranks = {
+        "TP0": Does(stack=told.BATCH_ALL_REDUCE),
+        "TP1": Does(stack=HOOK, reads_from="TP0"),
+    }
+    log = good_log(tuple(ranks), "prefill")
+    found = verdict(launch(tmp_path, ranks, log=log, seconds=120, launcher=told.SERVES))
+    assert (found.state, found.culprits) == ("hung", ("TP1",))
+
+
+def test_ranks_that_read_from_each_other_are_a_circle_without_a_culprit(tmp_path):
+    ranks = {
+        "TP0": Does(stack=HOOK, reads_from="TP1"),
+        "TP1": Does(stack=HOOK, reads_from="TP0"),
+    }
+    log = good_log(tuple(ranks), "prefill")
+    found = verdict(launch(tmp_path, ranks, log=log, seconds=120, launcher=told.SERVES))
+    assert (found.state, found.culprits) == ("hung", ())
+    assert found.findings[0].rule == "waits-in-a-circle"
+
+
+@pytest.mark.parametrize("section", ["processes", "stacks", "waits", "gpus", "log"])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        CHAIN,
+        {"TP0": Does(stack=HOOK, reads_from="TP1"), "TP1": Does(stack=SENDS)},
+        {"TP0": Does(unseen=DENIED, reads_from="TP1"), "TP1": Does(unseen=DENIED)},
+        {"TP0": Does(stack=HOOK, reads_from="TP1"), "TP1": Does(stack=HOOK, reads_from="TP0")},
+    ],
+    ids=["chain", "pair", "blind", "circle"],
+)
+def test_less_of_the_waits_between_ranks_makes_no_verdict_surer(ranks, section, tmp_path):
+    log = good_log(tuple(ranks), "prefill")
+    seen = {"log": log, "seconds": 120, "launcher": told.SERVES}
+    full = verdict(launch(tmp_path / "full", ranks, **seen))
+    less = verdict(launch(tmp_path / "less", ranks, without=(section,), **seen))
+    assert less.state in (full.state, "unknown")
+    assert set(less.culprits) <= set(full.culprits)
+    if less.state == full.state:
+        assert weakest(less.confidence, full.confidence) == less.confidence

@@ -159,7 +159,7 @@ def assert_no_surer(less, full, what):
             assert state_of[finding.rule] == finding.state, what
 
 
-@pytest.mark.parametrize("section", ["processes", "stacks", "gpus", "host", "log"])
+@pytest.mark.parametrize("section", ["processes", "stacks", "waits", "gpus", "host", "log"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_section_less_makes_no_verdict_surer(name, section):
     recording = load(CASES / name)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hangdoctor.collect import gpus, host, processes, procfs, stacks
+from hangdoctor.collect import gpus, host, processes, procfs, stacks, waits
 from hangdoctor.collect.look import Job, Look
 from hangdoctor.collect.worker import Worker, ask_all
-from hangdoctor.model import Gpus, Host, Missing, Processes, Snapshot, Stacks
+from hangdoctor.model import Gpus, Host, Missing, Processes, Snapshot, Stacks, Waits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,9 @@ COLLECTORS: dict[str, Job] = {
         reply=Stacks | Missing,
         deadline_s=2 * stacks.DUMP_DEADLINE_S + 4.0,
         fills="stacks",
+    ),
+    "waits": Job(
+        read=waits.read, request=Look, reply=Waits | Missing, deadline_s=6.0, fills="waits"
     ),
     "gpus": Job(read=gpus.read, request=Look, reply=Gpus | Missing, deadline_s=5.0, fills="gpus"),
     "host": Job(read=host.read, request=Look, reply=Host | Missing, deadline_s=2.0, fills="host"),
@@ -100,7 +103,8 @@ class Observer:
         """Ask the collectors that are due, all at once, and return what they say.
 
         Args:
-            due: of "processes", "files", "stacks", "gpus", "host"; "files" brings "processes".
+            due: of "processes", "files", "stacks", "waits", "gpus", "host"; "files" brings
+                "processes".
             at_s: monotonic seconds since the recording began.
             wall_s: seconds since 1970.
 

@@ -151,6 +151,18 @@ def read(path: str) -> bytes:
         os.close(fd)
 
 
+def read_table(path: str) -> bytes:
+    """Read a file that the kernel makes line by line, and that may be long: maps, locks, net/tcp.
+
+    Each read gives as many lines as fit into a page, so that a short one is not the last.
+
+    Raises:
+        OSError: as `read`.
+    """
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
 def read_stat(proc: str, pid: int) -> Stat | None:
     """Read /proc/PID/stat; None where there is no such process."""
     try:

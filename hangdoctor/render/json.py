@@ -9,6 +9,7 @@ import msgspec
 
 from hangdoctor import __version__
 from hangdoctor.model import Gpu, Installation, Missing
+from hangdoctor.waitgraph import links
 
 if TYPE_CHECKING:
     from hangdoctor.facts import Facts, RankFacts
@@ -55,6 +56,7 @@ def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, Any]:
         "ranks": [_rank(rank, diagnosis) for rank in facts.ranks],
         "gpus": [_gpu(index, card, facts) for index, card in sorted(facts.cards.items())],
         "findings": [_finding(finding) for finding in diagnosis.findings],
+        "waits": [msgspec.to_builtins(link) for link in links(facts)],
         "missing": [
             {
                 "what": unseen.what,
@@ -97,6 +99,7 @@ def _rank(rank: RankFacts, diagnosis: Diagnosis) -> dict[str, Any]:
         "moved_by": rank.moved_by or None,
         "cpu_pct": None if rank.cpu_pct is None else round(rank.cpu_pct, 1),
         "place": rank.place or None,
+        "blocked_in": rank.blocked.text if rank.blocked else None,
     }
 
 

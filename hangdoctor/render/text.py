@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hangdoctor.model import Installation, Missing
 from hangdoctor.render.json import engine_version
 from hangdoctor.rules.case import waits_in
+from hangdoctor.waitgraph import links
 
 if TYPE_CHECKING:
     from hangdoctor.facts import Facts, RankFacts
@@ -38,6 +39,8 @@ def to_text(facts: Facts, diagnosis: Diagnosis) -> str:
         lines += [f"  {_rank_line(rank)}" for rank in facts.ranks[:MOST_RANKS]]
         if len(facts.ranks) > MOST_RANKS:
             lines.append(f"  and {len(facts.ranks) - MOST_RANKS} more")
+    if waits := _wait_lines(facts):
+        lines += ["", "Waits", *waits]
     if facts.cards:
         lines += ["", "GPUs"]
         lines += [f"  {_gpu_line(facts, index)}" for index in sorted(facts.cards)]
@@ -137,6 +140,8 @@ def _rank_line(rank: RankFacts) -> str:
         return f"{rank.name:<6} {'ended' if rank.pid else 'not there'}"
     pid = f"pid {rank.pid}" if rank.pid is not None else "pid ?"
     does = waits_in(rank.wait) if rank.wait else (rank.place or "no stack seen")
+    does = f"waits in {rank.wait.title}" if rank.wait else (rank.place or "no stack seen")
+    call = rank.blocked.text if rank.blocked else ""
     if rank.moving:
         moves = f"moves: {rank.moved_by}" if rank.moved_by else "moves"
     elif rank.still_s is not None:
@@ -145,10 +150,28 @@ def _rank_line(rank: RankFacts) -> str:
         moves = ""
     cpu = "" if rank.cpu_pct is None else f"CPU {rank.cpu_pct:.0f} %"
     state = f"state {rank.state}" if rank.state else ""
-    details = ", ".join(part for part in (state, cpu, moves) if part)
+    details = ", ".join(part for part in (state, call, cpu, moves) if part)
     return f"{rank.name:<6} {pid:<10} {rank.phase or '?':<16} {does}" + (
         f" ({details})" if details else ""
     )
+
+
+def _wait_lines(facts: Facts) -> list[str]:
+    """Return who waits for whom through a descriptor, and where that ends; empty if nobody does."""
+    found = links(facts)
+    lines = [
+        f"  {link.waiter:<10} -> {link.target:<10} {link.text}, for {link.for_s:.0f} s"
+        for link in found[:MOST_RANKS]
+    ]
+    waiters = {link.waiter for link in found}
+    for name in dict.fromkeys(link.target for link in found if link.target not in waiters):
+        rank = facts.rank(name)
+        does = ""
+        if rank is not None:
+            call = rank.blocked.text if rank.blocked else ""
+            does = ", ".join(part for part in (rank.place, call) if part)
+        lines.append(f"  {name:<10} -> nobody{f': {does}' if does else ''}")
+    return lines
 
 
 def _gpu_line(facts: Facts, index: int) -> str:

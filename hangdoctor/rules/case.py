@@ -241,9 +241,41 @@ def quiet(case: Case, rank: RankFacts) -> Evidence | None:
     cpu = "" if rank.cpu_pct is None else f", CPU {rank.cpu_pct:.0f} %"
     dumps = "" if rank.settled_s is None else f", same stack for {rank.settled_s:.0f} s"
     state = f", state {rank.state}" if rank.state else ""
+    call = f", {rank.blocked.text}" if rank.blocked else ""
     kernel = f" in {rank.kernel}" if rank.kernel not in ("", "0") else ""
     return Evidence(
-        text=f"{rank.name} shows no progress for {rank.still_s:.0f} s{state}{kernel}{cpu}{dumps}",
+        text=f"{rank.name} shows no progress for {rank.still_s:.0f} s"
+        f"{state}{kernel}{call}{cpu}{dumps}",
+        rank=rank.name,
+        pid=rank.pid,
+        at_s=case.facts.at_s,
+    )
+
+
+def linked(case: Case, rank: RankFacts) -> Evidence | None:
+    """Return the system call in which a rank waits for another process, as evidence."""
+    if rank.blocked is None or rank.blocked.waits_for is None:
+        return None
+    return Evidence(
+        text=f"{rank.name} is blocked in {rank.blocked.text}, for {rank.blocked.for_s:.0f} s",
+        rank=rank.name,
+        pid=rank.pid,
+        at_s=case.facts.at_s,
+    )
+
+
+def besides(case: Case, rank: RankFacts) -> Evidence | None:
+    """Return what a rank's other threads are blocked in, those first that no dump lists."""
+    threads = [each for each in rank.blocked_besides if each.native is not False]
+    if not threads:
+        return None
+    shown = "; ".join(
+        f"{each.thread} ({each.tid}) in {each.text}"
+        + (f", below {each.libraries[0]}" if each.libraries else "")
+        for each in threads[:3]
+    )
+    return Evidence(
+        text=f"native threads of {rank.name}: {shown}",
         rank=rank.name,
         pid=rank.pid,
         at_s=case.facts.at_s,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from hangdoctor.blocked import blocked_threads, lock_circle
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.frames import place, same_shape
 from hangdoctor.logs.timeline import lacking
@@ -13,12 +15,14 @@ from hangdoctor.model import Missing
 from hangdoctor.rules.case import (
     STORAGE_FACTOR,
     SYMMETRIC_FACTOR,
+    besides,
     earliest_phase,
     evidence,
     judge,
     last_line,
     launcher_waits_for,
     line_of,
+    linked,
     past_normal,
     phase_lacked,
     quiet,
@@ -82,7 +86,8 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     """Ranks wait in a collective for one that is somewhere else.
 
     What it sees: some ranks stand in an operation that ends only when all join it (a barrier, a
-    rendezvous, a collective), or their GPUs spin in one, and one rank's stack is in none.
+    rendezvous, a collective), or their GPUs spin in one, and one rank's stack is in none. Or ranks
+    are blocked in reading a connection whose other end one rank alone has, and does not serve.
     Why it matters: the ranks that wait are healthy. The one that is elsewhere holds all of them.
     What to do: look at where that rank stands; its innermost frames say what it does instead.
     """
@@ -90,12 +95,18 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     if not graph.suspects or graph.absent[:1] == graph.suspects[:1]:
         return
     suspects = graph.suspects
-    waiters = graph.waiting or tuple(rank for rank in graph.device if rank not in suspects)
+    waiters = (
+        graph.waiting
+        or tuple(rank for rank in graph.device if rank not in suspects)
+        or graph.linked
+    )
     if not waiters:
         return
     waited_s = max((_waited_s(rank) for rank in waiters), default=0.0)
     names = tuple(rank.name for rank in suspects)
     doing = waits_in(waiters[0].wait) if waiters[0].wait else "waits for its GPU"
+    if waiters[0] in graph.linked and waiters[0].blocked:
+        doing = f"waits in {waiters[0].blocked.call}"
     if len(graph.operations) > 1:
         doing = "waits in collectives"
     if len(waiters) > 1:
@@ -107,6 +118,8 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
         does = waits_in(suspects[0].wait)
     elif suspects[0].place:
         does = f"is at {suspects[0].place}"
+    elif suspects[0].blocked:
+        does = f"is blocked in {suspects[0].blocked.text}"
     phase = earliest_phase(suspects)
     limit = next((rank.wait for rank in waiters if rank.wait and rank.wait.limit_s), None)
     advice = [
@@ -115,6 +128,7 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     ]
     moving = [rank.name for rank in suspects if rank.moving]
     sure = bool(graph.elsewhere) and bool(graph.waiting)
+    untold = _links_unseen(case, suspects)
     finding = Finding(
         rule="waiting-for-rank-elsewhere",
         verdict="found",
@@ -123,17 +137,22 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
         + f" for {enumerate_names(names)}, which {does}",
         ranks=tuple(rank.name for rank in (*suspects, *waiters)),
         # A rank that others have only just begun to wait for is not to blame for anything yet.
-        culprits=names if waited_s >= case.stall_after_s / 2 else (),
+        culprits=names if waited_s >= case.stall_after_s / 2 and not untold else (),
         phase=phase,
         confidence="low" if graph.by_elimination else ("high" if sure else "medium"),
         because=evidence(
+            *(linked(case, rank) for rank in graph.linked[:2]),
             *(item for rank in suspects[:4] for item in (stands(case, rank), quiet(case, rank))),
             *(_children(case, rank) for rank in suspects[:2]),
+            *(besides(case, rank) for rank in suspects[:2]),
             *(last_line(case, rank.name) for rank in suspects[:2]),
             *(_spinning(case, rank) for rank in waiters[:2]),
             stands(case, waiters[0]),
         ),
-        needs=tuple(f"a stack of {name}" for name in names) if graph.by_elimination else (),
+        needs=(
+            *(tuple(f"a stack of {name}" for name in names) if graph.by_elimination else ()),
+            *(untold or ()),
+        ),
         advice=tuple(advice),
     )
     if moving:
@@ -190,6 +209,104 @@ def rank_not_built(case: Case) -> Iterator[Finding]:
         yield _still_moving(finding, moving, suspects)
         return
     yield judge(case, suspects, finding, needed_s=case.hung_after_s)
+
+
+def waits_in_a_circle(case: Case) -> Iterator[Finding]:
+    """Ranks wait for each other in a circle.
+
+    What it sees: main threads that are each blocked in reading a connection whose other end the
+    next one alone has, the last one's the first's.
+    Why it matters: none of them can ever go on. Each expects that another one speaks first.
+    What to do: compare the places; one of them should have sent before it began to read.
+    """
+    circle = case.graph.circle
+    if not circle or any(rank.moving for rank in circle):
+        return
+    names = tuple(rank.name for rank in circle)
+    finding = Finding(
+        rule="waits-in-a-circle",
+        verdict="found",
+        title=f"{enumerate_names(names)} wait for each other: each reads what another should send",
+        ranks=names,
+        phase=earliest_phase(circle),
+        confidence="medium",
+        because=evidence(
+            *(linked(case, rank) for rank in circle[:4]),
+            *(item for rank in circle[:2] for item in (stands(case, rank), quiet(case, rank))),
+        ),
+        advice=("compare the two stacks: which of them should have sent first?",),
+    )
+    if min(_waited_s(rank) for rank in circle) >= case.stall_after_s / 2:
+        yield judge(case, circle, finding, needed_s=case.hung_after_s)
+
+
+def threads_wait_in_a_circle(case: Case) -> Iterator[Finding]:
+    """Threads of one process wait for each other's locks.
+
+    What it sees: pthread mutexes, whose owner stands in their memory, and Python's global lock with
+    the thread that the dump shows as its holder: a chain of blocked threads that comes back to its
+    beginning. Locks that have no owner (threading.Lock, semaphores) cannot be followed.
+    Why it matters: none of these threads ever goes on, nor who waits for them.
+    What to do: the places where they stand show which lock each took first; take them in one order.
+    """
+    for rank in case.facts.ranks:
+        track = case.facts.track(rank)
+        if track is None or not rank.present:
+            continue
+        circle = lock_circle(
+            blocked_threads(track, case.facts.at_s or 0.0, case.facts.name_of), track
+        )
+        if not circle or min(each.for_s for each in circle) < case.stall_after_s / 4:
+            continue
+        chain = ", ".join(f"{each.thread} ({each.tid}) in {each.text}" for each in circle)
+        main = any(each.tid == rank.pid for each in circle)
+        yield Finding(
+            rule="threads-wait-in-a-circle",
+            verdict="found",
+            title=f"threads of {rank.name} wait for each other's locks: a deadlock",
+            ranks=(rank.name,),
+            phase=rank.phase,
+            confidence="high" if main else "medium",
+            because=evidence(
+                Evidence(text=chain, pid=rank.pid, rank=rank.name, at_s=case.facts.at_s),
+                stands(case, rank),
+            ),
+            advice=(f"see where they stand: py-spy dump --native --pid {rank.pid} (it stops it)",),
+        )
+
+
+def connection_unanswered(case: Case) -> Iterator[Finding]:
+    """A connection waits for a listener that does not accept it, or for any answer at all.
+
+    What it sees: a thread of a rank blocked on a connection that stands in a listener's queue, in
+    two looks at least; or one that is tried and not answered at all (SYN_SENT).
+    Why it matters: the process that listens has stopped to look at its socket, or nobody listens at
+    that address. A connection in the queue looks established to who has made it.
+    What to do: look at where the listener stands; for an address that does not answer, test from
+    this machine that it is the right one and can be reached.
+    """
+    for rank in case.facts.ranks:
+        threads = (*((rank.blocked,) if rank.blocked else ()), *rank.blocked_besides)
+        for each in threads:
+            if not each.unanswered or each.for_s < case.stall_after_s / 4:
+                continue
+            yield Finding(
+                rule="connection-unanswered",
+                verdict="found",
+                title=f"{rank.name} is blocked in {each.text}",
+                ranks=(rank.name,),
+                phase=rank.phase,
+                confidence="medium",
+                because=evidence(
+                    Evidence(
+                        text=f"thread {each.thread} ({each.tid}) for {each.for_s:.0f} s",
+                        pid=rank.pid,
+                        rank=rank.name,
+                        at_s=case.facts.at_s,
+                    )
+                ),
+                advice=(f"see all its connections: ss -tnp | grep 'pid={rank.pid},'",),
+            )
 
 
 def rank_never_appeared(case: Case) -> Iterator[Finding]:
@@ -507,7 +624,7 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
     """
     graph = case.graph
     everyone = [rank for rank in case.facts.ranks if rank.present]
-    if not everyone or graph.waiting or graph.device or graph.unseen:
+    if not everyone or graph.waiting or graph.device or graph.linked or graph.unseen:
         return
     still = [rank for rank in graph.elsewhere if rank.moving is False]
     if not still or len(still) != len(everyone):
@@ -660,7 +777,10 @@ def busy_without_progress(case: Case) -> Iterator[Finding]:
 
 
 def _waited_s(rank: RankFacts) -> float:
-    """Return how long a rank was seen to stand where it waits, over at least two dumps."""
+    """Return how long a rank was seen to stand where it waits, over at least two looks."""
+    linked_s = rank.blocked.for_s if rank.blocked and rank.blocked.waits_for else 0.0
+    if rank.wait is None and linked_s:
+        return linked_s
     if rank.settled_s is None:
         return 0.0
     return min(rank.settled_s, rank.held_s if rank.held_s is not None else rank.settled_s)
@@ -675,6 +795,22 @@ _PIPE_WAITS = (
     "pipe_wait_readable",
 )
 """Kernel functions in which a reader or writer of a pipe or FIFO sleeps, of several versions."""
+
+
+def _links_unseen(case: Case, suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
+    """Say what keeps it open which of several suspects waits for another of them."""
+    if len(suspects) < 2:
+        return ()
+    section = case.facts.sections.get("waits")
+    blind = [
+        rank.name
+        for rank in suspects
+        if section is not None
+        or ((track := case.facts.track(rank)) and track.waits_missing is not None)
+    ]
+    if not blind:
+        return ()
+    return (f"the system calls of {enumerate_names(blind)}: does one wait for the other?",)
 
 
 def _operation(rank: RankFacts) -> str:
@@ -745,7 +881,12 @@ def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
     for rank in suspects[:2]:
         if rank.pid is None:
             continue
-        if rank.kernel in ("wait_for_partner", "fifo_open"):
+        if rank.blocked and rank.blocked.path and rank.kernel in ("wait_for_partner", "fifo_open"):
+            advice.append(
+                f"{rank.name} is blocked in open() of the FIFO {rank.blocked.path}, which nobody "
+                f"else has open: see who should: fuser -v {shlex.quote(rank.blocked.path)}"
+            )
+        elif rank.kernel in ("wait_for_partner", "fifo_open"):
             advice.append(
                 f"{rank.name} is blocked in open() of a FIFO that nobody reads or writes; its "
                 f"path: py-spy dump --nonblocking --locals --pid {rank.pid}"

@@ -22,8 +22,10 @@ from hangdoctor.model import (
     Process,
     Processes,
     ProcessStacks,
+    ProcessWaits,
     Snapshot,
     Stacks,
+    Waits,
 )
 
 if TYPE_CHECKING:
@@ -143,6 +145,13 @@ def multiply_rank(recording: Recording, rank: str, copies: Sequence[str], into: 
             for pid in new_pids.values():
                 by_pid[pid] = _shifted_stacks(by_pid[source], pid - source)
             new = replace(new, stacks=Stacks(by_pid=by_pid))
+        if isinstance(old.waits, Waits) and source in old.waits.by_pid:
+            waits = dict(old.waits.by_pid)
+            for pid in new_pids.values():
+                # Its own threads have other ids; whom they wait for is the same.
+                moved = _moved_waits(waits[source], lambda one, pid=pid: one + pid - source)
+                waits[pid] = _like(moved, waits[source])
+            new = replace(new, waits=replace(old.waits, by_pid=waits))
         if isinstance(old.gpus, Gpus) and _number(rank) in old.gpus.cards:
             cards = dict(old.gpus.cards)
             for name, pid in new_pids.items():
@@ -229,6 +238,12 @@ def rename_fault(
         if isinstance(old.stacks, Stacks):
             by_pid = {pid + PID_SHIFT: stacks(one) for pid, one in old.stacks.by_pid.items()}
             new = replace(new, stacks=Stacks(by_pid=by_pid))
+        if isinstance(old.waits, Waits):
+            waits = {
+                pid + PID_SHIFT: _moved_waits(one, lambda pid: pid + PID_SHIFT)
+                for pid, one in old.waits.by_pid.items()
+            }
+            new = replace(new, waits=replace(old.waits, by_pid=waits))
         return new
 
     renamed = _rewritten(recording, line, snapshot, into)
@@ -394,6 +409,50 @@ def _shifted_stacks(stacks: ProcessStacks | Missing, shift: int) -> ProcessStack
         for thread in stacks.threads
     )
     return replace(stacks, threads=threads)
+
+
+def _moved_waits(
+    waits: ProcessWaits | Missing, number: Callable[[int], int]
+) -> ProcessWaits | Missing:
+    """Give all processes and threads that a process's waits name other numbers."""
+    if isinstance(waits, Missing):
+        return waits
+
+    def moved(pid: int | None) -> int | None:
+        return None if pid is None else number(pid)
+
+    threads = tuple(
+        replace(
+            thread,
+            tid=number(thread.tid),
+            owner_tid=moved(thread.owner_tid),
+            waits_for_pid=moved(thread.waits_for_pid),
+            objects=tuple(
+                replace(
+                    each,
+                    mutual=tuple(map(number, each.mutual)),
+                    others=each.others
+                    and tuple(replace(holder, pid=number(holder.pid)) for holder in each.others),
+                )
+                for each in thread.objects
+            ),
+        )
+        for thread in waits.threads
+    )
+    return replace(waits, threads=threads)
+
+
+def _like(moved: ProcessWaits | Missing, source: ProcessWaits | Missing) -> ProcessWaits | Missing:
+    """Return the moved threads with the other ends that the source's had."""
+    if isinstance(moved, Missing) or isinstance(source, Missing):
+        return moved
+    return replace(
+        moved,
+        threads=tuple(
+            replace(new, objects=old.objects, waits_for_pid=old.waits_for_pid)
+            for new, old in zip(moved.threads, source.threads, strict=True)
+        ),
+    )
 
 
 def _card(

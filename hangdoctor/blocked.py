@@ -1,0 +1,240 @@
+"""What a blocked thread waits for, in words, and for whom: from what the collector recorded.
+
+Whom a thread waits for is said only where one process alone can end the wait: a read or write of
+one connection, whose other end nobody serves. A server thread that has the other end in its epoll
+set (a TCPStore, ZMQ, gloo) waits for us as much as we wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangdoctor.calls import CHILDREN, EPOLLS, OPENS, POLLS, READS, SLEEPS, WRITES
+from hangdoctor.model import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hangdoctor.model import ThreadWait, WaitObject
+    from hangdoctor.tracks import Track
+
+_LINKED = frozenset({"unix", "tcp", "pipe", "fifo"})
+_WORDS = {
+    "recvfrom": "recv", "recvmsg": "recv", "recvmmsg": "recv", "readv": "read", "pread64": "read",
+    "sendto": "send", "sendmsg": "send", "sendmmsg": "send", "writev": "write",
+    "pwrite64": "write", "ppoll": "poll", "pselect6": "select", "accept4": "accept",
+    "openat": "open", "openat2": "open", "fcntl": "fcntl lock", "epoll_pwait": "epoll_wait",
+    "epoll_pwait2": "epoll_wait",
+}  # fmt: skip
+_UNANSWERED = ("syn-sent", "not accepted")
+_KINDS = {"unix": "unix socket", "tcp": "TCP", "socket": "socket", "fifo": "FIFO"}
+
+
+class Blocked(Struct, frozen=True):
+    """A thread that is blocked now.
+
+    Attributes:
+        tid, thread: its id and its name.
+        call: the system call, in the words of `text`.
+        text: call and object, for people.
+        for_s: how long it was seen in this same wait.
+        waits_for: pid of the one process that can end it; None where none or several can.
+        mutual: that process's main thread is blocked in reading the same connection.
+        native: no dump of Python's threads lists it; None where there was none.
+        unanswered: its connection is not accepted, or not answered at all.
+        path: of the file or FIFO that it opens.
+        owner_tid: thread of the same process that owns the mutex it waits for.
+        futex: as in ThreadWait.
+        libraries: as in ThreadWait.
+    """
+
+    tid: int
+    thread: str
+    call: str
+    text: str
+    for_s: float = 0.0
+    waits_for: int | None = None
+    mutual: bool = False
+    native: bool | None = None
+    unanswered: bool = False
+    path: str = ""
+    owner_tid: int | None = None
+    futex: str = ""
+    libraries: tuple[str, ...] = ()
+
+
+def blocked_threads(
+    track: Track, at_s: float, name_of: Callable[[int, str], str]
+) -> tuple[Blocked, ...]:
+    """Return the threads of a process that are blocked now as they were when last looked at.
+
+    The main thread comes first. Of the others those are left out that wait as threads do that have
+    nothing to do: for a condition, a timer, in an event loop.
+
+    Args:
+        track: of the process.
+        at_s: now.
+        name_of: gives a process's name for people, from its pid and comm.
+    """
+    if track.waits is None or not track.present:
+        return ()
+    now = {thread.tid: thread for thread in track.process.threads}
+    found = []
+    for wait in track.waits.threads:
+        thread = now.get(wait.tid)
+        if thread is None or (wait.tid != track.process.pid and _is_dull(wait)):
+            continue
+        if thread.syscall is not None and " ".join(thread.syscall.split()[:2]) != wait.line:
+            continue  # it is elsewhere by now
+        since_s = track.blocked_since.get(wait.tid)
+        target = only_target(wait)
+        found.append(
+            Blocked(
+                tid=wait.tid,
+                thread=thread.name,
+                call=_WORDS.get(wait.call, wait.call),
+                text=describe(wait, name_of, {tid: each.name for tid, each in now.items()}),
+                for_s=at_s - since_s if since_s is not None else 0.0,
+                waits_for=target,
+                mutual=target is not None and any(target in each.mutual for each in wait.objects),
+                native=wait.tid not in track.python_tids if track.python_tids else None,
+                unanswered=any(each.state in _UNANSWERED for each in wait.objects),
+                path=next((each.target for each in wait.objects if each.fd is None), ""),
+                owner_tid=wait.owner_tid,
+                futex=wait.futex,
+                libraries=wait.libraries,
+            )
+        )
+    return tuple(found)
+
+
+def lock_circle(threads: Sequence[Blocked], track: Track) -> tuple[Blocked, ...]:
+    """Return the threads of a process that wait for each other's locks; empty where none do.
+
+    A thread waits for the owner of its mutex, or for who held Python's global lock at the last dump
+    and is blocked now.
+    """
+    by_tid = {each.tid: each for each in threads}
+    for first in threads:
+        passed = [first]
+        while True:
+            last = passed[-1]
+            owner = track.gil_tid if last.futex == "gil" else last.owner_tid
+            following = by_tid.get(owner) if owner is not None else None
+            if following is None:
+                break
+            if following in passed:
+                return tuple(passed[passed.index(following) :])
+            passed.append(following)
+    return ()
+
+
+def same_wait(before: ThreadWait, now: ThreadWait) -> bool:
+    """Tell whether a thread has been in one and the same wait between two looks.
+
+    A wait without a time-out that has slept again in between has come back from it once.
+    """
+    slept = (
+        not now.timed
+        and now.call not in POLLS | EPOLLS
+        and None not in (before.switches, now.switches)
+        and before.switches != now.switches
+    )
+    targets = [each.target for each in before.objects] == [each.target for each in now.objects]
+    return before.line == now.line and targets and not slept
+
+
+def only_target(wait: ThreadWait) -> int | None:
+    """Return the pid of the process that alone can end a wait; None where that is not sure."""
+    if wait.call in CHILDREN:
+        return wait.waits_for_pid
+    if wait.call not in READS | WRITES | POLLS | {"connect"} or wait.count != len(wait.objects):
+        return None
+    linked = [each for each in wait.objects if each.kind in _LINKED]
+    if not linked or (len(linked) > 1 and wait.call not in POLLS):
+        return None
+    targets = set()
+    for each in linked:
+        holders = each.others or ()
+        if len(holders) != 1:
+            return None
+        (holder,) = holders
+        if each.received_bytes and wait.call in READS | POLLS:
+            return None  # its bytes are there already
+        if each.served is not False and holder.pid not in each.mutual:
+            return None
+        targets.add(holder.pid)
+    return targets.pop() if len(targets) == 1 else None
+
+
+def describe(wait: ThreadWait, name_of: Callable[[int, str], str], threads: dict[int, str]) -> str:
+    """Say in which call a thread is and what that waits for.
+
+    >>> from hangdoctor.model import Holder, ThreadWait, WaitObject
+    >>> pair = WaitObject(kind="unix", fd=3, state="established", others=(Holder(8, "python"),))
+    >>> describe(ThreadWait(7, "recvfrom", objects=(pair,), count=1), lambda pid, _: "TP1", {})
+    'recv from TP1 (unix socket)'
+    >>> fifo = WaitObject(kind="fifo", target="/tmp/shard", others=())
+    >>> describe(ThreadWait(7, "openat", objects=(fifo,), count=1), lambda pid, _: "", {})
+    'open of FIFO /tmp/shard, which nobody else has open'
+    >>> describe(ThreadWait(7, "futex", futex="mutex", owner_tid=9), lambda pid, _: "", {9: "io"})
+    'futex: mutex, owned by thread io (9)'
+    """
+    call = _WORDS.get(wait.call, wait.call)
+    if wait.call == "futex":
+        return _futex(wait, threads)
+    if wait.call in SLEEPS or (wait.call in POLLS and not wait.count and wait.timed):
+        return "sleep"
+    if wait.call in CHILDREN:
+        pid = wait.waits_for_pid
+        return f"wait for child {name_of(pid, '')}" if pid else "wait for any child"
+    if wait.call in POLLS | EPOLLS:
+        names = dict.fromkeys(_name(each, name_of) for each in wait.objects if each.kind in _LINKED)
+        names.pop("", None)
+        listed = f" ({', '.join(list(names)[:4])})" if names else ""
+        many = f"{wait.count} descriptor{'s' if wait.count != 1 else ''}"
+        return f"{call} of {many}{listed}" if wait.count else call
+    if not wait.objects:
+        return f"{call} ({wait.kernel})" if wait.kernel else call
+    return f"{call} {_object(wait, wait.objects[0], name_of)}"
+
+
+def _futex(wait: ThreadWait, threads: dict[int, str]) -> str:
+    if wait.futex == "gil":
+        return "futex: the GIL"
+    if wait.futex == "mutex" and wait.owner_tid is not None:
+        name = threads.get(wait.owner_tid, "")
+        return f"futex: mutex, owned by thread {name} ({wait.owner_tid})"
+    return "futex: a lock or condition" + (", with a time-out" if wait.timed else "")
+
+
+def _object(wait: ThreadWait, each: WaitObject, name_of: Callable[[int, str], str]) -> str:
+    kind = _KINDS.get(each.kind, each.kind)
+    if each.kind == "file":
+        kernel = f" ({wait.kernel})" if wait.kernel and wait.call not in OPENS else ""
+        return f"of {each.target}{kernel}"
+    if wait.call in OPENS:
+        return f"of {kind} {each.target}, which nobody else has open"
+    if wait.call in ("accept", "accept4"):
+        return f"on {kind} {each.target}: nobody connects".replace("  ", " ")
+    if each.state == "syn-sent":
+        return f"to {each.target.rpartition(' -> ')[2]} (TCP): no answer yet"
+    preposition = "to" if wait.call in WRITES or wait.call == "connect" else "from"
+    if each.others:
+        state = ", which has not accepted the connection" if each.state == "not accepted" else ""
+        detail = f"{kind} {each.target}".strip() if each.kind in ("tcp", "fifo") else kind
+        return f"{preposition} {_name(each, name_of)} ({detail}){state}"
+    if each.kind == "tcp" and " -> " in each.target:
+        return f"{preposition} {each.target.rpartition(' -> ')[2]} (TCP)"
+    return f"on {kind} {each.target}".rstrip()
+
+
+def _name(each: WaitObject, name_of: Callable[[int, str], str]) -> str:
+    names = [name_of(holder.pid, holder.comm) for holder in each.others or ()]
+    return " or ".join(names[:3]) + (" or others" if len(names) > 3 else "")
+
+
+def _is_dull(wait: ThreadWait) -> bool:
+    if wait.call == "futex":
+        return wait.futex == "other"
+    return wait.call in SLEEPS | EPOLLS | POLLS

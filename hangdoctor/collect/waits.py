@@ -1,0 +1,653 @@
+"""Finds out what each blocked thread of the launch waits for, and who is at the other end.
+
+Of each thread it reads the system call that it is blocked in; of that call's arguments the list of
+a poll, the path of an open, the owner of a mutex; and of the descriptors the sockets, pipes and
+epoll sets behind them. Nothing is stopped. A process that blocks one of these reads loses only its
+own part.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import struct
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from hangdoctor import calls
+from hangdoctor.calls import Call, parse_syscall
+from hangdoctor.collect import procfs, sockets
+from hangdoctor.collect.bounded import Bounded
+from hangdoctor.collect.memory import STACK_BYTES, Maps, read_memory
+from hangdoctor.collect.permissions import refused
+from hangdoctor.collect.processes import tree
+from hangdoctor.model import Holder, Missing, ProcessWaits, ThreadWait, WaitObject, Waits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hangdoctor.collect.look import Look
+    from hangdoctor.collect.procfs import Stat
+
+MOST_OBJECTS = 8
+"""Objects kept of one wait: an event loop may have hundreds."""
+
+_MOST_POLLED = 1024
+_PATH_BYTES = 4096
+_WITHIN_S = {"process": 1.5, "sockets": 0.6}
+_OUTSIDE_S = 0.3
+_SETTLED_S = 2.0
+"""Maps of a younger process still change, and of a compiler's are not worth it."""
+_MAPS_AGAIN_S = 10.0
+
+_MACHINE = platform.machine()
+_TFD = re.compile(rb"^tfd:\s*(\d+)", re.MULTILINE)
+_FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
+_SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+_ORDINARY = calls.POLLS | calls.EPOLLS | calls.SLEEPS | {"futex"}
+_FIFO_OPEN = frozenset({"wait_for_partner", "fifo_open"})
+_FUTEX_COMMAND = 0x7F
+_FUTEX_WAIT, _CONTENDED = 0, 2
+
+_Key = tuple[int, int]  # pid and start_ticks name a process for ever
+_Futex = Literal["", "gil", "mutex", "other"]
+
+
+class _Thread(NamedTuple):
+    """A blocked thread, before its descriptors are followed."""
+
+    tid: int
+    call: Call
+    line: str
+    fds: tuple[int, ...] = ()
+    path: str = ""
+    timed: bool = False
+    kernel: str = ""
+    switches: int | None = None
+    futex: _Futex = ""
+    address: int = 0
+    owner_tid: int | None = None
+    waits_for_pid: int | None = None
+    libraries: tuple[str, ...] = ()
+
+
+class _Seen(NamedTuple):
+    """What is known of one process before the processes are put together."""
+
+    pid: int
+    comm: str
+    threads: tuple[_Thread, ...]
+    links: dict[int, str]
+    epolls: dict[int, tuple[int, ...]]
+    namespace: str
+    unreadable: dict[str, Missing]
+
+
+_processes: Bounded[_Key, _Seen | Missing | None] = Bounded()
+_tables: Bounded[str, sockets.Table | Missing] = Bounded()
+
+
+class _Known:
+    """What of a process does not change from look to look: its maps, and where threads stand."""
+
+    def __init__(self) -> None:
+        self.maps: Maps | None = None
+        self.maps_at_s = -1e9
+        self.libraries: dict[tuple[int, str], tuple[str, ...]] = {}
+
+
+_known: dict[_Key, _Known] = {}
+
+
+def read(look: Look) -> Waits:
+    """Read what all blocked threads of the tree wait for."""
+    stats = procfs.scan(look.proc)
+    keys = {(pid, stats[pid].start_ticks): stats[pid] for pid in tree(stats, look)}
+    for gone in _known.keys() - keys.keys():
+        del _known[gone]
+    answers = _processes.run(
+        {
+            key: partial(_read_process, look.proc, stat, _known.setdefault(key, _Known()))
+            for key, stat in keys.items()
+            if stat.state not in "ZX"
+        },
+        within_s=_WITHIN_S["process"],
+    )
+    by_pid: dict[int, ProcessWaits | Missing] = {}
+    seen: list[_Seen] = []
+    for key, stat in keys.items():
+        answer = answers.get(key, _BLOCKS) if stat.state not in "ZX" else None
+        if isinstance(answer, Missing):
+            by_pid[stat.pid] = answer
+        elif answer is not None:
+            seen.append(answer)
+    world = _World(look.proc, stats, seen)
+    for one in seen:
+        by_pid[one.pid] = world.waits_of(one)
+    return Waits(by_pid={pid: by_pid[pid] for pid in sorted(by_pid)})
+
+
+def _read_process(proc: str, stat: Stat, known: _Known) -> _Seen | Missing | None:
+    """Read a process's blocked threads and its descriptors; None where it has ended."""
+    pid = stat.pid
+    user: int | None = None
+    try:
+        user = os.stat(f"{proc}/{pid}").st_uid
+        lines = _syscall_lines(proc, pid)
+        unreadable: dict[str, Missing] = {}
+        try:
+            links, epolls = _read_descriptors(proc, pid)
+            namespace = os.readlink(f"{proc}/{pid}/ns/net")
+        except PermissionError as error:
+            links, epolls, namespace = {}, {}, ""
+            unreadable["fd"] = refused(f"{error.strerror} ({error.filename})", user)
+        reader = _Reader(proc, pid, known, unreadable, user)
+        if procfs.age_s(stat.start_ticks) >= _SETTLED_S:
+            reader.map_once(lines)
+        threads = tuple(
+            reader.thread(tid, call, line) for tid, (call, line) in lines.items() if call
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError as error:
+        return refused(f"{error.strerror} ({error.filename})", user)
+    return _Seen(pid, stat.comm, threads, links, epolls, namespace, unreadable)
+
+
+def _syscall_lines(proc: str, pid: int) -> dict[int, tuple[Call | None, str]]:
+    """Return the call of each thread, the main thread first.
+
+    Raises:
+        OSError: refused; a thread that has ended is left out.
+    """
+    tids = sorted(map(int, os.listdir(f"{proc}/{pid}/task")), key=lambda tid: (tid != pid, tid))
+    lines: dict[int, tuple[Call | None, str]] = {}
+    for tid in tids:
+        try:
+            line = procfs.read(f"{proc}/{pid}/task/{tid}/syscall").decode().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        lines[tid] = parse_syscall(line, _MACHINE), line
+    return lines
+
+
+def _read_descriptors(proc: str, pid: int) -> tuple[dict[int, str], dict[int, tuple[int, ...]]]:
+    """Return where each descriptor leads, and the members of each epoll set."""
+    links, epolls = {}, {}
+    at = f"{proc}/{pid}/fd"
+    for name in os.listdir(at):
+        try:
+            link = os.readlink(f"{at}/{name}".encode()).decode(errors="replace")
+            if link == "anon_inode:[eventpoll]":
+                info = procfs.read_table(f"{proc}/{pid}/fdinfo/{name}")
+                epolls[int(name)] = tuple(map(int, _TFD.findall(info)))
+        except (FileNotFoundError, ProcessLookupError):  # closed in between
+            continue
+        links[int(name)] = link
+    return links, epolls
+
+
+class _Reader:
+    """Reads what the arguments of a process's calls point to."""
+
+    def __init__(
+        self, proc: str, pid: int, known: _Known, unreadable: dict[str, Missing], user: int | None
+    ) -> None:
+        self.proc = proc
+        self.pid = pid
+        self.known = known
+        self.unreadable = unreadable
+        self.user = user
+
+    def map_once(self, lines: dict[int, tuple[Call | None, str]]) -> None:
+        """Read the maps if there are none yet, or a thread stands where none of them is."""
+        known, now_s = self.known, time.monotonic()
+        if now_s - known.maps_at_s < _MAPS_AGAIN_S:
+            return
+        counters = (line.rpartition(" ")[2] for call, line in lines.values() if call)
+        if known.maps and all(known.maps.library(int(counter, 16)) for counter in counters):
+            return
+        known.maps_at_s = now_s
+        try:
+            known.maps = Maps(self.proc, self.pid)
+        except PermissionError as error:
+            self.unreadable["memory"] = refused(f"{error.strerror} ({error.filename})", self.user)
+
+    def thread(self, tid: int, call: Call, line: str) -> _Thread:
+        name, arguments = call.name, call.arguments
+        at = f"{self.proc}/{self.pid}/task/{tid}"
+        fds: tuple[int, ...] = ()
+        path, kernel = "", ""
+        futex: _Futex = ""
+        owner: int | None = None
+        if name in calls.ON_ONE | calls.EPOLLS:
+            fds = (call.fd,)
+        elif name in calls.POLLS:
+            fds = self._polled(call)
+        elif name == "futex":
+            futex, owner = self._futex(call, tid)
+        if name not in _ORDINARY:
+            kernel = _first_word(f"{at}/wchan")
+        if name in calls.OPENS:
+            path = self._path(call)
+        waits_for = arguments[0] if name == "wait4" else arguments[1] if name == "waitid" else None
+        if name == "waitid" and arguments[0] != os.P_PID:
+            waits_for = None
+        close = tid == self.pid or name not in _ORDINARY
+        return _Thread(
+            tid=tid,
+            call=call,
+            line=" ".join(line.split()[:2]),
+            fds=fds,
+            path=path,
+            timed=_is_timed(call),
+            kernel=kernel,
+            switches=_switches(at) if close else None,
+            futex=futex,
+            address=arguments[0] if name == "futex" else 0,
+            owner_tid=owner,
+            waits_for_pid=waits_for if waits_for and waits_for < 1 << 31 else None,
+            libraries=self._libraries(tid, call, line),
+        )
+
+    def _memory(self, address: int, count: int) -> bytes:
+        """Read memory; b"" where that is not possible."""
+        try:
+            return read_memory(self.proc, self.pid, address, count) if address else b""
+        except PermissionError as error:
+            self.unreadable["memory"] = refused(f"{error.strerror} ({error.filename})", self.user)
+        except ProcessLookupError:
+            raise
+        except OSError:
+            pass
+        return b""
+
+    def _polled(self, call: Call) -> tuple[int, ...]:
+        if call.name in ("poll", "ppoll"):
+            count = min(call.arguments[1] & 0xFFFF_FFFF, _MOST_POLLED)
+            raw = self._memory(call.arguments[0], 8 * count)
+            entries = struct.iter_unpack("<ihh", raw[: len(raw) & ~7])
+            return tuple(fd for fd, events, _ in entries if fd >= 0 and events)
+        count_bytes = ((call.fd if call.fd < 1 << 16 else 0) + 7) // 8
+        sets = [self._memory(address, count_bytes) for address in call.arguments[1:4]]
+        return tuple(
+            fd
+            for fd in range(8 * count_bytes)
+            if any(fd // 8 < len(bits) and bits[fd // 8] >> fd % 8 & 1 for bits in sets)
+        )
+
+    def _path(self, call: Call) -> str:
+        """Return the path that an open was given, whole where it is relative."""
+        relative_to, address = (None, call.arguments[0])
+        if call.name != "open":
+            relative_to, address = call.fd, call.arguments[1]
+        raw = self._memory(address, min(_PATH_BYTES, 4096 - address % 4096))
+        if b"\0" not in raw:
+            raw += self._memory(address + len(raw), _PATH_BYTES) if raw else b""
+        path = raw.split(b"\0")[0].decode(errors="replace")
+        if not path or path.startswith("/"):
+            return path
+        here = relative_to is None or relative_to == 0xFFFF_FF9C  # AT_FDCWD
+        try:
+            base = os.readlink(f"{self.proc}/{self.pid}/{'cwd' if here else f'fd/{relative_to}'}")
+        except OSError:
+            return path
+        return os.path.normpath(f"{base}/{path}")
+
+    def _futex(self, call: Call, tid: int) -> tuple[_Futex, int | None]:
+        """Tell what a thread waits for in a futex, and who owns it.
+
+        glibc waits for a mutex with FUTEX_WAIT and the value 2, and writes the owner 8 bytes behind
+        the lock (struct __pthread_mutex_s). A value at that place is an owner only if it is another
+        thread of the process; semaphores and conditions have none.
+        """
+        address, operation, value = call.arguments[:3]
+        runtime = self.known.maps.runtime if self.known.maps else None
+        if runtime and runtime[0] <= address < runtime[1]:
+            return "gil", None
+        if operation & _FUTEX_COMMAND != _FUTEX_WAIT or value & 0xFFFF_FFFF != _CONTENDED:
+            return "other", None
+        raw = self._memory(address, 20)
+        if len(raw) < 20:
+            return "other", None
+        lock, _, inner_owner, users, kind = struct.unpack("=iiiII", raw)
+        if lock != _CONTENDED or not users or users > 1 << 16 or kind & ~0x3FF:
+            return "other", None
+        owner = self._outer_tid(inner_owner)
+        return ("mutex", owner) if owner and owner != tid else ("other", None)
+
+    def _outer_tid(self, inner_tid: int) -> int | None:
+        """Return the number that we know a thread by that knows itself by another."""
+        task = f"{self.proc}/{self.pid}/task"
+        if inner_tid <= 0:
+            return None
+        status = procfs.parse_status(procfs.read(f"{self.proc}/{self.pid}/status"))
+        if len(status.get("NSpid", "").split()) < 2:
+            return inner_tid if os.path.exists(f"{task}/{inner_tid}") else None
+        for tid in os.listdir(task):
+            try:
+                status = procfs.parse_status(procfs.read(f"{task}/{tid}/status"))
+            except OSError:
+                continue
+            if status.get("NSpid", "").split()[-1:] == [str(inner_tid)]:
+                return int(tid)
+        return None
+
+    def _libraries(self, tid: int, call: Call, line: str) -> tuple[str, ...]:
+        if self.known.maps is None:
+            return ()
+        key = tid, " ".join(line.split()[-2:])
+        found = self.known.libraries.get(key)
+        if found is None:
+            stack = self._memory(call.stack_pointer, STACK_BYTES)
+            found = self.known.maps.libraries(stack)
+            if len(self.known.libraries) > 4096:
+                self.known.libraries.clear()
+            self.known.libraries[key] = found
+        return found
+
+
+class _World:
+    """All processes of the launch together: who holds what, who waits at which end."""
+
+    def __init__(self, proc: str, stats: dict[int, Stat], seen: list[_Seen]) -> None:
+        self.proc = proc
+        self.seen = {one.pid: one for one in seen}
+        self.holders: dict[str, list[tuple[int, int]]] = {}
+        self.served: set[str] = set()
+        self.readers: dict[str, list[int]] = {}
+        for one in seen:
+            for fd, link in one.links.items():
+                self.holders.setdefault(link, []).append((one.pid, fd))
+            for members in one.epolls.values():
+                self.served.update(one.links[fd] for fd in members if fd in one.links)
+            for thread in one.threads:
+                for fd in thread.fds:
+                    if (waited := one.links.get(fd)) and thread.call.name not in calls.EPOLLS:
+                        self.served.add(waited)
+                        if thread.call.name in calls.READS:
+                            self.readers.setdefault(waited, []).append(thread.tid)
+        self.tables = self._read_tables()
+        self.addresses: dict[str, dict[tuple[str, str], int]] = {}
+        self.listeners: dict[str, dict[int, int]] = {}
+        for namespace, table in self.tables.items():
+            if isinstance(table, Missing):
+                continue
+            self.addresses[namespace] = {
+                (each.local, each.remote): inode
+                for inode, each in table.by_inode.items()
+                if each.family == "tcp"
+            }
+            self.listeners[namespace] = {
+                waiting: inode for inode, each in table.by_inode.items() for waiting in each.waiting
+            }
+        self.outside = self._look_outside(stats)
+
+    def waits_of(self, one: _Seen) -> ProcessWaits:
+        unreadable = dict(one.unreadable)
+        table = self.tables.get(one.namespace)
+        if isinstance(table, Missing):
+            unreadable["sockets"] = table
+        elif (
+            table
+            and not table.whole
+            and any(link.startswith("socket:") for link in one.links.values())
+        ):
+            unreadable["sockets"] = _NOT_WHOLE
+        return ProcessWaits(
+            threads=tuple(self._wait(one, thread) for thread in one.threads),
+            unreadable=unreadable,
+        )
+
+    def _wait(self, one: _Seen, thread: _Thread) -> ThreadWait:
+        fds = self._waited_fds(one, thread)
+        objects = tuple(self._object(one, fd, thread) for fd in fds[:MOST_OBJECTS])
+        if thread.path:
+            fifo = thread.kernel in _FIFO_OPEN
+            objects = (
+                WaitObject(
+                    kind="fifo" if fifo else "file",
+                    target=thread.path,
+                    others=() if fifo else None,
+                ),
+            )
+        return ThreadWait(
+            tid=thread.tid,
+            call=thread.call.name,
+            line=thread.line,
+            objects=objects,
+            count=len(fds) or len(objects),
+            timed=thread.timed,
+            kernel=thread.kernel,
+            switches=thread.switches,
+            futex=thread.futex,
+            address=thread.address,
+            owner_tid=thread.owner_tid,
+            waits_for_pid=thread.waits_for_pid,
+            libraries=thread.libraries,
+        )
+
+    @staticmethod
+    def _waited_fds(one: _Seen, thread: _Thread) -> tuple[int, ...]:
+        if thread.call.name in calls.EPOLLS and thread.fds:
+            return one.epolls.get(thread.fds[0], ())
+        return thread.fds
+
+    def _object(self, one: _Seen, fd: int, thread: _Thread) -> WaitObject:
+        link = one.links.get(fd, "")
+        if link.startswith("socket:["):
+            return self._socket(one, fd, link)
+        if link.startswith("pipe:["):
+            return self._pipe(one, fd, link, "pipe", thread)
+        if link == "anon_inode:[eventfd]":
+            return WaitObject(kind="eventfd", fd=fd, target=link)
+        if link.startswith("/"):
+            # Nothing else with a name lets a read wait like that.
+            if thread.kernel.endswith(("pipe_read", "pipe_write", "pipe_wait_readable")):
+                return self._pipe(one, fd, link, "fifo", thread)
+            return WaitObject(kind="file", fd=fd, target=link)
+        return WaitObject(kind="other", fd=fd, target=link)
+
+    def _socket(self, one: _Seen, fd: int, link: str) -> WaitObject:
+        inode = int(link[8:-1])
+        table = self.tables.get(one.namespace)
+        if table is None or isinstance(table, Missing) or inode not in table.by_inode:
+            return WaitObject(kind="socket", fd=fd, target=link)
+        found = table.by_inode[inode]
+        state, peer = found.state, found.peer
+        if found.family == "unix" and state == "established" and not peer:
+            peer = self.listeners[one.namespace].get(inode, 0)
+            state = sockets.NOT_ACCEPTED if peer else state
+        elif found.family == "tcp" and state == "established":
+            peer = self.addresses[one.namespace].get((found.remote, found.local), 0)
+            if not peer and (found.local, found.remote) in table.not_accepted:
+                state, peer = sockets.NOT_ACCEPTED, _listener(table, found.remote)
+        others: tuple[Holder, ...] | None = None
+        served: bool | None = None
+        mutual: tuple[int, ...] = ()
+        if peer:
+            others, served, mutual = self._end(one, f"socket:[{peer}]")
+        elif state == "syn-sent":
+            others = ()
+        kind: Any = found.family
+        name = found.local or (table.by_inode[peer].local if peer in table.by_inode else "")
+        return WaitObject(
+            kind=kind,
+            fd=fd,
+            target=f"{found.local} -> {found.remote}"
+            if found.family == "tcp" and state != "listen"
+            else name,
+            state=state,
+            others=others,
+            served=served,
+            mutual=mutual,
+            received_bytes=found.received_bytes,
+            unsent_bytes=found.unsent_bytes,
+            since_received_ms=found.since_received_ms,
+            since_sent_ms=found.since_sent_ms,
+            retransmits=found.retransmits,
+        )
+
+    def _end(
+        self, one: _Seen, link: str
+    ) -> tuple[tuple[Holder, ...] | None, bool | None, tuple[int, ...]]:
+        """Return who holds the other end, whether it is served, and who reads it alone."""
+        inside = [pid for pid, _ in self.holders.get(link, ())]
+        # Who inherits both ends of a pair holds its own other end, too.
+        pids = [pid for pid in dict.fromkeys(inside) if pid != one.pid] or inside[:1]
+        holders = tuple(Holder(pid, self.seen[pid].comm) for pid in pids)
+        if holders:
+            return holders, link in self.served, tuple(self.readers.get(link, ()))
+        outside = tuple(self.outside.get(link, ()))
+        return outside or None, None, ()
+
+    def _pipe(self, one: _Seen, fd: int, link: str, kind: Any, thread: _Thread) -> WaitObject:
+        """Return a pipe with the processes that hold its other end open."""
+        wanted = os.O_RDONLY if thread.call.name in calls.WRITES else os.O_WRONLY
+        pids = [
+            pid
+            for pid, other in self.holders.get(link, ())
+            if (pid, other) != (one.pid, fd)
+            and _access(self.proc, pid, other) in (wanted, os.O_RDWR)
+        ]
+        pids = [pid for pid in dict.fromkeys(pids) if pid != one.pid] or pids[:1]
+        holders = tuple(Holder(pid, self.seen[pid].comm) for pid in pids)
+        if not holders and one.namespace:
+            holders = tuple(self.outside.get(link, ()))
+        return WaitObject(
+            kind=kind, fd=fd, target=link, others=holders or None, served=False if holders else None
+        )
+
+    def _read_tables(self) -> dict[str, sockets.Table | Missing]:
+        """Read the sockets of each network namespace of the launch."""
+        try:
+            own = os.readlink(f"{self.proc}/self/ns/net")
+        except OSError:
+            own = ""
+        members: dict[str, int | None] = {}
+        for one in self.seen.values():
+            if one.namespace:
+                members.setdefault(one.namespace, None if one.namespace == own else one.pid)
+        found = _tables.run(
+            {name: partial(_table, self.proc, pid) for name, pid in members.items()},
+            within_s=_WITHIN_S["sockets"],
+        )
+        return {name: found.get(name, _NO_ANSWER) for name in members}
+
+    def _wanted(self) -> set[str]:
+        """Return the other ends of blocked reads and writes that nobody of the launch holds."""
+        wanted = set()
+        for one in self.seen.values():
+            for thread in one.threads:
+                if thread.call.name not in calls.READS | calls.WRITES:
+                    continue
+                for fd in thread.fds:
+                    link = one.links.get(fd, "")
+                    if link.startswith("pipe:["):
+                        if len({pid for pid, _ in self.holders[link]}) < 2:
+                            wanted.add(link)
+                    elif link.startswith("socket:["):
+                        wanted.update(self._wanted_peer(one, int(link[8:-1])))
+        return wanted
+
+    def _wanted_peer(self, one: _Seen, inode: int) -> Iterator[str]:
+        table = self.tables.get(one.namespace)
+        if table is None or isinstance(table, Missing) or inode not in table.by_inode:
+            return
+        found = table.by_inode[inode]
+        peer = found.peer or self.addresses[one.namespace].get((found.remote, found.local), 0)
+        if peer and f"socket:[{peer}]" not in self.holders:
+            yield f"socket:[{peer}]"
+
+    def _look_outside(self, stats: dict[int, Stat]) -> dict[str, list[Holder]]:
+        """Look for the holders of other ends among all processes, for a limited time."""
+        wanted = self._wanted()
+        found: dict[str, list[Holder]] = {}
+        until_s = time.monotonic() + _OUTSIDE_S
+        for pid in sorted(stats.keys() - self.seen.keys(), reverse=True) if wanted else ():
+            if time.monotonic() > until_s:
+                break
+            try:
+                links = {
+                    os.readlink(f"{self.proc}/{pid}/fd/{name}")
+                    for name in os.listdir(f"{self.proc}/{pid}/fd")
+                }
+            except OSError:
+                continue
+            for link in wanted & links:
+                found.setdefault(link, []).append(Holder(pid, stats[pid].comm))
+        return found
+
+
+def _table(proc: str, pid: int | None) -> sockets.Table | Missing:
+    try:
+        return sockets.read(proc, pid)
+    except PermissionError as error:
+        return refused(f"another network namespace: {error.strerror}", None)
+    except OSError as error:
+        return Missing(reason="failed", detail=str(error))
+
+
+def _listener(table: sockets.Table, address: str) -> int:
+    """Return the inode of the listener at an address; 0 for none."""
+    port = address.rpartition(":")[2]
+    return next(
+        (
+            inode
+            for inode, each in table.by_inode.items()
+            if each.state == "listen" and each.local.rpartition(":")[2] == port
+        ),
+        0,
+    )
+
+
+def _is_timed(call: Call) -> bool:
+    """Tell whether a call ends by itself after a while."""
+    arguments = call.arguments
+    if call.name in calls.SLEEPS:
+        return True
+    if call.name in ("futex", "epoll_pwait2", "semtimedop"):
+        return bool(arguments[3])
+    if call.name in ("epoll_wait", "epoll_pwait"):
+        return not arguments[3] >> 31 & 1
+    if call.name == "poll":
+        return not arguments[2] >> 31 & 1
+    if call.name == "ppoll":
+        return bool(arguments[2])
+    return call.name in calls.POLLS and bool(arguments[4])
+
+
+def _access(proc: str, pid: int, fd: int) -> int | None:
+    """Return how a descriptor is open: O_RDONLY, O_WRONLY or O_RDWR."""
+    try:
+        match = _FLAGS.search(procfs.read(f"{proc}/{pid}/fdinfo/{fd}"))
+    except OSError:
+        return None
+    return int(match[1], 8) & os.O_ACCMODE if match else None
+
+
+def _switches(task: str) -> int | None:
+    try:
+        match = _SWITCHES.search(procfs.read(f"{task}/status"))
+    except OSError:
+        return None
+    return int(match[1]) if match else None
+
+
+def _first_word(path: str) -> str:
+    try:
+        word = procfs.read(path).decode(errors="replace").strip()
+    except OSError:
+        return ""
+    return "" if word == "0" else word
+
+
+_BLOCKS = Missing(reason="timeout", detail="reading it blocks: a lock of the process is held")
+_NO_ANSWER = Missing(reason="timeout", detail="the kernel's list of sockets did not come in time")
+_NOT_WHOLE = Missing(
+    reason="permission",
+    detail="its network namespace may not be entered: peers of unix sockets are not seen",
+    hint="run hangdoctor as root, or inside the container",
+)

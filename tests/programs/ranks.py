@@ -1,0 +1,118 @@
+"""A launch in name only, of two ranks with a connection between them: argv[2] says of which kind.
+
+argv[3] and argv[4] are what TP0 and TP1 do; argv[5] is a path for those that need one. Each rank
+is this file again, under a title like SGLang's, and says its word when it is about to block.
+"""
+
+import ctypes
+import fcntl
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from announce import announce
+
+
+def connection(kind):
+    if kind == "unix":
+        return socket.socketpair()
+    if kind == "pipe":
+        reading, writing = os.pipe()
+        return reading, writing
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    return (ours, listener) if kind == "backlog" else (ours, listener.accept()[0])
+
+
+def recv(end, _):
+    os.read(end, 1)
+
+
+def poll(end, _):
+    poller = select.poll()
+    poller.register(end, select.POLLIN)
+    while not poller.poll(60000):
+        pass
+
+
+def send(end, _):
+    while True:
+        os.write(end, bytes(1 << 16))
+
+
+def serve(end, _):
+    """Has a server thread for its end, as a TCPStore has, and waits for something else."""
+    epoll = select.epoll()
+    epoll.register(end, select.EPOLLIN)
+    threading.Thread(target=epoll.poll, daemon=True).start()
+    threading.Event().wait()
+
+
+def sleep(_, __):
+    threading.Event().wait()
+
+
+def fifo(_, path):
+    with Path(path).open("rb") as shard:
+        shard.read()
+
+
+def connect(_, __):
+    """Connects to a listener whose queue is full: the kernel lets such a call go unanswered."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    address = listener.getsockname()
+    _kept.extend((listener, socket.create_connection(address)))
+    socket.create_connection(address)
+
+
+_kept = []
+
+
+def flock(_, path):
+    with Path(path).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        threading.Event().wait()
+
+
+def child(_, __):
+    os.waitpid(subprocess.Popen(["sleep", "600"]).pid, 0)
+
+
+def native(end, _):
+    """Has a thread that Python does not know, which reads its end; the main thread sleeps."""
+    libc = ctypes.CDLL(None)
+    libc.fdopen.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(libc.fdopen(end, b"r"))
+    libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.fgetc, stream)
+    threading.Event().wait()
+
+
+def main():
+    if sys.argv[1] == "rank":
+        end, does, path, says = int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
+        os.write(says, b"x")
+        globals()[does](end, path)
+        return
+    first, second = connection(sys.argv[2])
+    path = sys.argv[5] if len(sys.argv) > 5 else ""
+    heard, says = os.pipe()
+    children = []
+    for number, end in enumerate((first, second)):
+        fd = end if isinstance(end, int) else end.fileno()
+        command = [f"sglang::scheduler_TP{number}", "-S", __file__, "rank", str(fd)]
+        command += [sys.argv[3 + number], path, str(says)]
+        children.append(subprocess.Popen(command, executable=sys.executable, pass_fds=(fd, says)))
+        os.read(heard, 1)
+    for end in (first, second):
+        os.close(end) if isinstance(end, int) else end.close()
+    announce(ranks=[child.pid for child in children])
+    children[0].wait()
+    time.sleep(600)
+
+
+main()
