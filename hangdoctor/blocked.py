@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangdoctor.calls import CHILDREN, EPOLLS, OPENS, POLLS, READS, SLEEPS, WRITES
+from hangdoctor.calls import CHILDREN, EPOLLS, LOCKS, OPENS, POLLS, READS, SLEEPS, WRITES
 from hangdoctor.model import Struct
 
 if TYPE_CHECKING:
@@ -148,6 +148,9 @@ def only_target(wait: ThreadWait) -> int | None:
     """Return the pid of the process that alone can end a wait; None where that is not sure."""
     if wait.call in CHILDREN:
         return wait.waits_for_pid
+    if wait.call in LOCKS:
+        pids = [holder.pid for each in wait.objects for holder in each.others or ()]
+        return pids[0] if len(pids) == 1 else None
     if wait.call not in READS | WRITES | POLLS | {"connect"} or wait.count != len(wait.objects):
         return None
     linked = [each for each in wait.objects if each.kind in _LINKED]
@@ -211,6 +214,9 @@ def _futex(wait: ThreadWait, threads: dict[int, str]) -> str:
 def _object(wait: ThreadWait, each: WaitObject, name_of: Callable[[int, str], str]) -> str:
     kind = _KINDS.get(each.kind, each.kind)
     if each.kind == "file":
+        if wait.call in LOCKS:
+            holder = f", held by {_name(each, name_of)}" if each.others else ""
+            return f"of {each.target}{holder}"
         kernel = f" ({wait.kernel})" if wait.kernel and wait.call not in OPENS else ""
         return f"of {each.target}{kernel}"
     if wait.call in OPENS:

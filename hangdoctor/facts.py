@@ -33,6 +33,7 @@ from hangdoctor.launches import Sizes, expected_count, rank_order, sizes_of
 from hangdoctor.logs.parse import LogLine, ParserState, finish, parse
 from hangdoctor.logs.timeline import RankLog, Timeline, advance, expected_ranks, phase_of
 from hangdoctor.model import (
+    FileLock,
     Frame,
     Gpus,
     Header,
@@ -97,6 +98,7 @@ class RankFacts(Struct, frozen=True):
         kernel: what the kernel says its main thread waits in, "0" or "" where nothing.
         blocked: the system call that its main thread is blocked in, and what for; None where it
             runs or that is not known.
+        locks: that it may be waiting for; the one that it does, where the kernel tells.
         blocked_besides: its other threads that wait for something in particular, longest first.
     """
 
@@ -130,6 +132,7 @@ class RankFacts(Struct, frozen=True):
     kernel: str = ""
     blocked: Blocked | None = None
     blocked_besides: tuple[Blocked, ...] = ()
+    locks: tuple[FileLock, ...] = ()
 
 
 class Facts(Struct, frozen=True):
@@ -152,6 +155,7 @@ class Facts(Struct, frozen=True):
         log_silent_s: time since the log was written at all, whatever it said.
         older_log: what the log held when we came was another launch's.
         ranks: one a rank, in the order of their names.
+        locks: on files, as last seen.
         blocked: what the main threads of the processes that have a role are blocked in, by pid.
         sizes: numbers of ranks, as command line and log tell them.
         expected: names of the ranks that this machine should have; empty where not known.
@@ -178,6 +182,7 @@ class Facts(Struct, frozen=True):
     log_silent_s: float | None = None
     older_log: bool = False
     ranks: tuple[RankFacts, ...] = ()
+    locks: tuple[FileLock, ...] = ()
     blocked: dict[int, Blocked] = {}
     sizes: Sizes = {}
     expected: tuple[str, ...] = ()
@@ -305,7 +310,8 @@ def next_looks(facts: Facts) -> dict[str, float]:
     still = launch_still_s(facts)
     stuck = still is not None and still >= stall_after_s / 4
     stacks_s = min(10.0, max(1.0, stall_after_s / (4 if stuck else 2)))
-    return {
+    locked = any(rank.wait is not None and rank.wait.kind == "lock" for rank in facts.ranks)
+    return ({"locks": stacks_s} if locked else {}) | {
         "processes": 1.0,
         "gpus": 1.0,
         "files": 5.0,
@@ -584,7 +590,13 @@ def _see_waits(facts: Facts, snapshot: Snapshot) -> Facts:
     for pid, waits in snapshot.waits.by_pid.items():
         if pid in known:
             known[pid] = tracks.see_waits(known[pid], waits, snapshot.at_s)
-    return msgspec.structs.replace(facts, tracks=known)
+    locks = facts.locks
+    searched = snapshot.waits.locks_searched
+    if isinstance(snapshot.waits.locks, tuple):
+        # A look that does not search says nothing of the files that only a search finds.
+        kept = () if searched else tuple(lock for lock in locks if not lock.waiters)
+        locks = (*snapshot.waits.locks, *kept)
+    return msgspec.structs.replace(facts, tracks=known, locks=locks)
 
 
 def _see_gpus(facts: Facts, snapshot: Snapshot) -> Facts:
@@ -734,6 +746,28 @@ def _rank_view(
                 key=lambda each: -each.for_s,
             )
         ),
+        locks=_locks_of(track, wait, operation, facts.locks),
+    )
+
+
+def _locks_of(
+    track: Track, wait: Wait | None, operation: tuple[str, ...], locks: tuple[FileLock, ...]
+) -> tuple[FileLock, ...]:
+    """Return the locks that a process may be waiting for, by its stack and by the kernel.
+
+    A FileBaton waits for a file to go away; other lock files are polled for a kernel's lock.
+    """
+    pid = track.process.pid
+    if certain := tuple(lock for lock in locks if pid in lock.waiters):
+        return certain
+    if wait is None or wait.kind != "lock":
+        return ()
+    by_existence = bool(operation) and operation[0].startswith("file_baton.py:")
+    return tuple(
+        lock
+        for lock in locks
+        if (lock.kind == "file") == by_existence
+        and not any(holder.pid == pid for holder in lock.holders)
     )
 
 

@@ -46,7 +46,7 @@ class WaitGraph(Struct, frozen=True):
         waiting: in an operation that ends only when their peers join it.
         device: waiting for their own GPU.
         elsewhere: in none of these.
-        linked: in none of these, and blocked in reading or writing a connection of another rank.
+        linked: in none of these, and waiting for another rank through a connection or a lock.
         idle: in their loop, waiting for requests.
         unseen: no stack of them was ever seen.
         absent: should be there and are not.
@@ -121,8 +121,10 @@ def links(facts: Facts) -> tuple[Link, ...]:
 
 
 def target_of(rank: RankFacts, facts: Facts) -> RankFacts | None:
-    """Return the rank whose bytes a rank waits for, or that does not read its own; else None."""
+    """Return the rank that a rank waits for through a connection or a lock on a file; else None."""
     pid = rank.blocked.waits_for if rank.blocked else None
+    if pid is None and len(rank.locks) == 1 and len(rank.locks[0].holders) == 1:
+        pid = rank.locks[0].holders[0].pid
     others = (other for other in facts.ranks if pid is not None and other.pid == pid)
     return next((other for other in others if other.name != rank.name), None)
 

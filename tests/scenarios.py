@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor.model import (
+    FileLock,
     Frame,
     Gpu,
     GpuProcess,
@@ -105,6 +106,7 @@ def launch(
     began_s: float = 0.0,
     dump_every_s: float = 5.0,
     gpus: bool = True,
+    locks: tuple[FileLock, ...] = (),
 ) -> Recording:
     """Return the recording of a launch.
 
@@ -115,6 +117,7 @@ def launch(
         seconds: how long the launch is old at the end.
         began_s: when the watching began; the log before that was there already.
         without: sections that could not be looked at.
+        locks: on files, as every look at the waits finds them.
     """
     tp = f" --tp {_tp(ranks)}" if "--tp" not in command and _tp(ranks) > 1 else ""
     command += tp
@@ -140,7 +143,7 @@ def launch(
             wall_s=WALL_S + at_s,
             processes=world.processes(at_s),
             stacks=world.stacks(at_s) if dump else None,
-            waits=world.waits(at_s) if dump else None,
+            waits=world.waits(at_s, locks) if dump else None,
             gpus=world.gpus(at_s) if gpus else Missing(reason="not-installed"),
             host=Host(cpu_count=64, load_1m=4.0),
             log=LogPosition(read_bytes=read, silent_s=at_s - written_s)
@@ -561,8 +564,8 @@ class _World:
             by_pid[self.pid(name)] = does.unseen or _stacks(stack, does.threads, active=active)
         return Stacks(by_pid=by_pid)
 
-    def waits(self, at_s: float) -> Waits | None:
-        if not any(self.does(name, at_s).reads_from for name in self.ranks):
+    def waits(self, at_s: float, locks: tuple[FileLock, ...]) -> Waits | None:
+        if not locks and not any(self.does(name, at_s).reads_from for name in self.ranks):
             return None
         by_pid: dict[int, ProcessWaits | Missing] = {}
         for name in self.ranks:
@@ -588,7 +591,7 @@ class _World:
                     switches=self.dumps if does.wakes else 7,
                 )
             by_pid[pid] = ProcessWaits(threads=(wait,))
-        return Waits(by_pid=by_pid)
+        return Waits(by_pid=by_pid, locks=locks, locks_searched=True)
 
     def gpus(self, at_s: float) -> Gpus:
         cards: dict[int, Gpu | Missing] = {}

@@ -13,7 +13,7 @@ from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, derive, step
 from hangdoctor.findings import weakest
 from hangdoctor.frames import call_path, shape
-from hangdoctor.model import Frame, Missing, Stacks
+from hangdoctor.model import FileLock, Frame, Holder, Missing, Stacks
 from hangdoctor.recording import bare_log, load
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -586,3 +586,97 @@ def test_less_of_the_waits_between_ranks_makes_no_verdict_surer(ranks, section, 
     assert set(less.culprits) <= set(full.culprits)
     if less.state == full.state:
         assert weakest(less.confidence, full.confidence) == less.confidence
+
+
+BATON_FILE = FileLock(
+    path="/root/.cache/torch_extensions/py311_cu128/moe/lock",
+    kind="file",
+    owner="dead",
+    age_s=90000.0,
+    older_than_all=True,
+)
+WAITS_FOR_BATON = {
+    "TP0": Does(stack=told.BATON, kernel="hrtimer_nanosleep"),
+    "TP1": Does(stack=told.CAPTURE_ALL_REDUCE),
+}
+
+
+def lock_case(ranks, locks, tmp_path, **options):
+    log = good_log(("TP0", "TP1"), "capture-end")
+    return verdict(launch(tmp_path, ranks, log=log, seconds=100, locks=locks, **options))
+
+
+def rules_of(found):
+    return {finding.rule: finding for finding in found.findings}
+
+
+def test_a_lock_file_whose_owner_is_gone_is_named_and_will_not_be_released(tmp_path):
+    found = lock_case(WAITS_FOR_BATON, (BATON_FILE,), tmp_path)
+    assert (found.state, found.culprits) == ("hung", ("TP0",))
+    stale = rules_of(found)["stale-lock-file"]
+    path = BATON_FILE.path
+    assert stale.title == f"TP0 waits for a lock file whose owner is gone: {path}; delete it"
+    assert (stale.verdict, stale.confidence) == ("found", "high")
+    assert stale.advice == (f"delete it: rm {path}",)
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        replace(BATON_FILE, owner="unknown", why="it lies on nfs4: another machine may hold it"),
+        replace(BATON_FILE, owner="alive", holders=(Holder(4242, "ninja"),)),
+        replace(BATON_FILE, kind="flock"),
+    ],
+    ids=["unknown owner", "living owner", "a lock of another kind"],
+)
+def test_a_lock_file_that_may_be_released_is_not_called_stale(lock, tmp_path):
+    found = lock_case(WAITS_FOR_BATON, (lock,), tmp_path)
+    assert found.state == "unknown"
+    assert "stale-lock-file" not in rules_of(found)
+
+
+def test_of_several_lock_files_none_is_named_for_certain(tmp_path):
+    other = replace(BATON_FILE, path="/root/.cache/torch_extensions/py311_cu128/fused/lock")
+    found = lock_case(WAITS_FOR_BATON, (BATON_FILE, other), tmp_path)
+    stale = rules_of(found)["stale-lock-file"]
+    assert stale.verdict == "undecided"
+    assert "which of the files it is" in stale.needs
+
+
+def test_a_lock_file_that_nobody_waits_for_is_nothing(tmp_path):
+    ranks = {name: Does(stack=told.CAPTURE_ALL_REDUCE) for name in ("TP0", "TP1")}
+    assert "stale-lock-file" not in rules_of(lock_case(ranks, (BATON_FILE,), tmp_path))
+
+
+def test_without_the_locks_a_wait_for_one_may_still_end(tmp_path):
+    found = lock_case(WAITS_FOR_BATON, (BATON_FILE,), tmp_path, without=("waits",))
+    assert (found.state, found.culprits) == ("unknown", ("TP0",))
+
+
+def test_a_lock_that_another_rank_holds_leads_to_that_rank(tmp_path):
+    ranks = {
+        "TP0": Does(stack=told.JIT_LOCK, kernel="hrtimer_nanosleep"),
+        "TP1": Does(stack=told.NINJA, kernel="poll_schedule_timeout"),
+    }
+    held = FileLock(
+        path="/root/.cache/flashinfer/cached_ops/tmp/norm.lock",
+        kind="flock",
+        owner="alive",
+        holders=(Holder(told.FIRST_RANK + 1, "sglang::schedul"),),
+    )
+    found = lock_case(ranks, (held,), tmp_path)
+    assert found.culprits == ("TP1",)
+    assert rules_of(found)["lock-held"].title.endswith(f"{held.path}, held by TP1")
+
+
+def test_a_lock_that_somebody_else_holds_is_named_and_nobody_is_to_blame_for_it(tmp_path):
+    ranks = dict.fromkeys(("TP0", "TP1"), Does(stack=told.HUB_LOCK, kernel="hrtimer_nanosleep"))
+    held = FileLock(
+        path="/models/.locks/model.lock",
+        kind="flock",
+        owner="alive",
+        holders=(Holder(4242, "huggingface-cli"),),
+    )
+    found = lock_case(ranks, (held,), tmp_path)
+    assert (found.state, found.culprits) == ("unknown", ())
+    assert "held by pid 4242 (huggingface-cli)" in rules_of(found)["lock-held"].title

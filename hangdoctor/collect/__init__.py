@@ -44,7 +44,10 @@ COLLECTORS: dict[str, Job] = {
     "gpus": Job(read=gpus.read, request=Look, reply=Gpus | Missing, deadline_s=5.0, fills="gpus"),
     "host": Job(read=host.read, request=Look, reply=Host | Missing, deadline_s=2.0, fills="host"),
 }
-"""What can be due, beside "files", which is a part of the processes section."""
+"""What can be due, beside parts of sections."""
+
+_PARTS = {"files": "processes", "locks": "waits"}
+"""What is a part of which section, on a beat of its own."""
 
 MOST_ENDED = 200
 """Ended processes further down the tree that are kept; a compilation leaves thousands behind."""
@@ -103,21 +106,22 @@ class Observer:
         """Ask the collectors that are due, all at once, and return what they say.
 
         Args:
-            due: of "processes", "files", "stacks", "waits", "gpus", "host"; "files" brings
-                "processes".
+            due: of "processes", "files", "stacks", "waits", "locks", "gpus", "host"; "files"
+                brings "processes", and "locks" brings "waits".
             at_s: monotonic seconds since the recording began.
             wall_s: seconds since 1970.
 
         Returns:
             A snapshot whose other sections are None.
         """
-        names = due | {"processes"} if "files" in due else due
+        names = due | {name for part, name in _PARTS.items() if part in due}
         look = Look(
             proc=self._proc,
             roots=self._roots,
             known=self._known,
             adopt=self._adopt,
             files="files" in due,
+            locks="locks" in due,
             native=self._native,
         )
         asked = {name: self._worker(name) for name in COLLECTORS if name in names}

@@ -18,6 +18,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         adopt: patterns of titles; an orphan of a root's session and group that has one belongs
             to the tree.
         files: look at descriptors too.
+        locks: search for the lock files that a process may poll for, too.
         native: native frames are wanted, at the price of stopping the target for a moment.
     """
 
@@ -26,6 +27,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     known: dict[int, int] = {}
     adopt: tuple[str, ...] = ()
     files: bool = False
+    locks: bool = False
     native: bool = False
 
 

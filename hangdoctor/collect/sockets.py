@@ -199,7 +199,7 @@ def _tcp(family: socket.AddressFamily) -> Iterator[tuple[int, Socket]]:
         received, unsent, _, inode = struct.unpack_from("=IIII", data, at + 56)
         info = _attributes(data, at + 72, end).get(_TCP_INFO, b"")
         # struct tcp_info: eight bytes, then numbers of four: 9 last_data_sent, 11 last_data_recv.
-        times = struct.unpack_from("=12I", info, 8) if len(info) >= 56 else None
+        times = struct.unpack_from("=12I", info, 8) if len(info) >= 56 and state != 10 else None
         yield (
             inode,
             Socket(

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hangdoctor import calls
 from hangdoctor.calls import Call, parse_syscall
-from hangdoctor.collect import procfs, sockets
+from hangdoctor.collect import locks, procfs, sockets
 from hangdoctor.collect.bounded import Bounded
 from hangdoctor.collect.memory import STACK_BYTES, Maps, read_memory
 from hangdoctor.collect.permissions import refused
 from hangdoctor.collect.processes import tree
-from hangdoctor.model import Holder, Missing, ProcessWaits, ThreadWait, WaitObject, Waits
+from hangdoctor.model import FileLock, Holder, Missing, ProcessWaits, ThreadWait, WaitObject, Waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ MOST_OBJECTS = 8
 
 _MOST_POLLED = 1024
 _PATH_BYTES = 4096
-_WITHIN_S = {"process": 1.5, "sockets": 0.6}
+_WITHIN_S = {"process": 1.5, "sockets": 0.6, "locks": 1.5}
 _OUTSIDE_S = 0.3
 _SETTLED_S = 2.0
 """Maps of a younger process still change, and of a compiler's are not worth it."""
@@ -87,6 +87,7 @@ class _Seen(NamedTuple):
 
 _processes: Bounded[_Key, _Seen | Missing | None] = Bounded()
 _tables: Bounded[str, sockets.Table | Missing] = Bounded()
+_locks: Bounded[str, tuple[FileLock, ...] | Missing] = Bounded()
 
 
 class _Known:
@@ -123,10 +124,18 @@ def read(look: Look) -> Waits:
             by_pid[stat.pid] = answer
         elif answer is not None:
             seen.append(answer)
-    world = _World(look.proc, stats, seen)
+    descriptors = {one.pid: one.links for one in seen}
+    read_locks = partial(_read_locks, look.proc, stats, descriptors, search=look.locks)
+    found = _locks.run({look.proc: read_locks}, within_s=_WITHIN_S["locks"])
+    file_locks = found.get(look.proc, _LOCKS_BLOCK)
+    world = _World(look.proc, stats, seen, file_locks)
     for one in seen:
         by_pid[one.pid] = world.waits_of(one)
-    return Waits(by_pid={pid: by_pid[pid] for pid in sorted(by_pid)})
+    return Waits(
+        by_pid={pid: by_pid[pid] for pid in sorted(by_pid)},
+        locks=file_locks,
+        locks_searched=look.locks,
+    )
 
 
 def _read_process(proc: str, stat: Stat, known: _Known) -> _Seen | Missing | None:
@@ -352,8 +361,19 @@ class _Reader:
 class _World:
     """All processes of the launch together: who holds what, who waits at which end."""
 
-    def __init__(self, proc: str, stats: dict[int, Stat], seen: list[_Seen]) -> None:
+    def __init__(
+        self,
+        proc: str,
+        stats: dict[int, Stat],
+        seen: list[_Seen],
+        file_locks: tuple[FileLock, ...] | Missing,
+    ) -> None:
         self.proc = proc
+        self.lock_holders = {
+            (waiter, lock.path): lock.holders
+            for lock in (() if isinstance(file_locks, Missing) else file_locks)
+            for waiter in lock.waiters
+        }
         self.seen = {one.pid: one for one in seen}
         self.holders: dict[str, list[tuple[int, int]]] = {}
         self.served: set[str] = set()
@@ -447,7 +467,8 @@ class _World:
             # Nothing else with a name lets a read wait like that.
             if thread.kernel.endswith(("pipe_read", "pipe_write", "pipe_wait_readable")):
                 return self._pipe(one, fd, link, "fifo", thread)
-            return WaitObject(kind="file", fd=fd, target=link)
+            holders = self.lock_holders.get((one.pid, link))
+            return WaitObject(kind="file", fd=fd, target=link, others=holders or None)
         return WaitObject(kind="other", fd=fd, target=link)
 
     def _socket(self, one: _Seen, fd: int, link: str) -> WaitObject:
@@ -581,6 +602,17 @@ class _World:
         return found
 
 
+def _read_locks(
+    proc: str, stats: dict[int, Stat], tree: dict[int, dict[int, str]], *, search: bool
+) -> tuple[FileLock, ...] | Missing:
+    try:
+        return locks.read(proc, stats, tree, search=search)
+    except FileNotFoundError:
+        return Missing(reason="unsupported", detail="this kernel has no /proc/locks")
+    except OSError as error:
+        return Missing(reason="failed", detail=str(error))
+
+
 def _table(proc: str, pid: int | None) -> sockets.Table | Missing:
     try:
         return sockets.read(proc, pid)
@@ -645,6 +677,7 @@ def _first_word(path: str) -> str:
 
 
 _BLOCKS = Missing(reason="timeout", detail="reading it blocks: a lock of the process is held")
+_LOCKS_BLOCK = Missing(reason="timeout", detail="a directory of locks is on stalled storage")
 _NO_ANSWER = Missing(reason="timeout", detail="the kernel's list of sockets did not come in time")
 _NOT_WHOLE = Missing(
     reason="permission",

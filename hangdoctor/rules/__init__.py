@@ -36,6 +36,8 @@ RULES: tuple[Rule, ...] = (
     waits.all_ranks_stand_still,
     waits.waiting_for_rank_behind_in_log,
     waits.threads_wait_in_a_circle,
+    waits.stale_lock_file,
+    waits.lock_held,
     waits.connection_unanswered,
     waits.eventfd_runaway,
     waits.busy_without_progress,

@@ -18,8 +18,10 @@ from hangdoctor.facts import (
 )
 from hangdoctor.findings import Evidence, Finding, weakest
 from hangdoctor.frames import first_place, place
+from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
+from hangdoctor.frames import place
 from hangdoctor.logs.timeline import lacking
-from hangdoctor.model import Missing, Struct
+from hangdoctor.model import FileLock, Missing, Struct
 from hangdoctor.waitgraph import WaitGraph, build
 
 if TYPE_CHECKING:
@@ -264,6 +266,18 @@ def linked(case: Case, rank: RankFacts) -> Evidence | None:
     )
 
 
+def lock_text(case: Case, lock: FileLock) -> str:
+    """Say who holds a lock on a file, how old that is, and what keeps it from being known."""
+    age = f", {lock.age_s:.0f} s old" if lock.age_s is not None else ""
+    if lock.owner == "alive":
+        names = [case.facts.name_of(holder.pid, holder.comm) for holder in lock.holders]
+        return f"{lock.path}{age}, held by {enumerate_names(names)}"
+    if lock.owner == "dead":
+        older = ", and it is older than every process that could" if lock.older_than_all else ""
+        return f"{lock.path}{age}: no process has it open{older}"
+    return f"{lock.path}{age}: who holds it is not known ({lock.why})"
+
+
 def besides(case: Case, rank: RankFacts) -> Evidence | None:
     """Return what a rank's other threads are blocked in, those first that no dump lists."""
     threads = [each for each in rank.blocked_besides if each.native is not False]
@@ -419,6 +433,8 @@ def _may_be_working(case: Case, rank: RankFacts, phase: Phase | None) -> list[st
         ]
     patience_s = SYMMETRIC_FACTOR * case.stall_after_s
     outside = rank.wait is not None and rank.wait.kind in ("network", "lock")
+    if rank.locks and all(lock.owner == "dead" for lock in rank.locks):
+        outside = False  # nobody is left who could release it
     if outside and not (overdue and watched_s >= patience_s):
         return [f"what {rank.name} waits for is outside the launch and may still come"]
     if rank.wait and rank.wait.kind == "child" and watched_s < patience_s:

@@ -23,6 +23,7 @@ from hangdoctor.rules.case import (
     launcher_waits_for,
     line_of,
     linked,
+    lock_text,
     past_normal,
     phase_lacked,
     quiet,
@@ -105,7 +106,7 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     waited_s = max((_waited_s(rank) for rank in waiters), default=0.0)
     names = tuple(rank.name for rank in suspects)
     doing = waits_in(waiters[0].wait) if waiters[0].wait else "waits for its GPU"
-    if waiters[0] in graph.linked and waiters[0].blocked:
+    if waiters[0] in graph.linked and not waiters[0].wait and waiters[0].blocked:
         doing = f"waits in {waiters[0].blocked.call}"
     if len(graph.operations) > 1:
         doing = "waits in collectives"
@@ -272,6 +273,81 @@ def threads_wait_in_a_circle(case: Case) -> Iterator[Finding]:
                 stands(case, rank),
             ),
             advice=(f"see where they stand: py-spy dump --native --pid {rank.pid} (it stops it)",),
+        )
+
+
+def stale_lock_file(case: Case) -> Iterator[Finding]:
+    """A rank waits for a lock file that its owner has left behind.
+
+    What it sees: a rank in a wait for a file to go away (PyTorch's FileBaton), the one file below
+    the directory of extensions that it can be, and that no process there is has it open, though
+    its owner always has.
+    Why it matters: a build that was killed leaves its lock; who comes after it waits for ever.
+    What to do: make sure that no other machine builds there, and delete the file.
+    """
+    for rank in case.facts.ranks:
+        dead = [lock for lock in rank.locks if lock.owner == "dead"]
+        if not dead or not rank.present or _waited_s(rank) < case.stall_after_s / 4:
+            continue
+        only = len(rank.locks) == len(dead) == 1
+        paths = enumerate_names([lock.path for lock in dead[:4]])
+        yield Finding(
+            rule="stale-lock-file",
+            verdict="found" if only else "undecided",
+            title=f"{rank.name} waits for a lock file whose owner is gone: {paths}; delete it"
+            if only
+            else f"{rank.name} waits for a lock file; of some the owner is gone: {paths}",
+            ranks=(rank.name,),
+            phase=rank.phase,
+            confidence="high" if only and dead[0].older_than_all else "medium",
+            because=evidence(
+                *(
+                    Evidence(text=lock_text(case, lock), rank=rank.name, pid=rank.pid)
+                    for lock in rank.locks[:4]
+                ),
+                stands(case, rank),
+            ),
+            needs=() if only else ("which of the files it is",),
+            advice=tuple(f"delete it: rm {shlex.quote(lock.path)}" for lock in dead[:2]),
+        )
+
+
+def lock_held(case: Case) -> Iterator[Finding]:
+    """A rank waits for a lock on a file that a living process holds.
+
+    What it sees: the kernel's list of locks (flock, fcntl), or who has a lock file open; the rank
+    sleeps for it, or polls for it by its stack.
+    Why it matters: it goes on when the holder is done. The holder may hang itself.
+    What to do: look at what the holder does.
+    """
+    for rank in case.facts.ranks:
+        held = [lock for lock in rank.locks if lock.owner == "alive"]
+        if not held or not rank.present or any(lock.owner == "dead" for lock in rank.locks):
+            continue
+        lock, only = held[0], len(rank.locks) == 1
+        names = enumerate_names(
+            [case.facts.name_of(holder.pid, holder.comm) for holder in lock.holders]
+        )
+        pid = lock.holders[0].pid
+        holder_rank = next((each for each in case.facts.ranks if each.pid == pid), None)
+        yield Finding(
+            rule="lock-held",
+            verdict="found" if only else "undecided",
+            title=f"{rank.name} waits for the lock {lock.path}, held by {names}"
+            if only
+            else f"{rank.name} waits for one of {len(rank.locks)} locks, such as {lock.path}, "
+            f"held by {names}",
+            ranks=(rank.name,),
+            phase=rank.phase,
+            confidence="medium",
+            because=evidence(
+                *(
+                    Evidence(text=lock_text(case, each), rank=rank.name, pid=rank.pid)
+                    for each in held[:4]
+                ),
+                stands(case, holder_rank) if holder_rank else None,
+            ),
+            advice=(f"see what its holder does: ps -o pid,stat,wchan:20,time,args {pid}",),
         )
 
 
@@ -659,6 +735,7 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
         because=evidence(
             *(item for rank in still[:2] for item in (stands(case, rank), quiet(case, rank))),
             *(_waiting_file(case, rank) for rank in still[:2]),
+            *(besides(case, rank) for rank in still[:2]),
             *(_children(case, rank) for rank in still[:2]),
             last_line(case, still[0].name),
         ),
@@ -891,6 +968,8 @@ def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
                 f"{rank.name} is blocked in open() of a FIFO that nobody reads or writes; its "
                 f"path: py-spy dump --nonblocking --locals --pid {rank.pid}"
             )
+        elif len(rank.locks) == 1:
+            pass  # a finding of its own says what to do with it
         elif rank.wait and rank.wait.kind in _ADVICE:
             advice.append(_ADVICE[rank.wait.kind].format(pid=rank.pid))
         elif rank.place:

@@ -174,6 +174,24 @@ def test_another_network_namespace_is_entered(program):
     assert own != Path(f"/proc/{first}/ns/net").readlink()
 
 
+@needs_root
+def test_the_owner_of_a_mutex_in_another_pid_namespace_has_our_number(program):
+    before = ("unshare", "--pid", "--fork", "--kill-child")
+    target = program("mutexes", "ab-ba", before=before)
+    until_s, found = time.monotonic() + PATIENCE_S, []
+    while len(found) < 2 and time.monotonic() < until_s:
+        threads = [
+            wait
+            for one in look_at(target.pid).by_pid.values()
+            if isinstance(one, ProcessWaits)
+            for wait in one.threads
+        ]
+        found = [wait for wait in threads if wait.futex == "mutex"]
+    one, other = found
+    assert (one.owner_tid, other.owner_tid) == (other.tid, one.tid)
+    assert one.tid not in target.said["tids"]
+
+
 def restricted_look(pid, *before):
     """Look from a process with fewer rights."""
     code = """

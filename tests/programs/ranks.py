@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from announce import announce
+from torch.utils.file_baton import FileBaton
 
 
 def connection(kind):
@@ -77,6 +78,44 @@ def flock(_, path):
     with Path(path).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         threading.Event().wait()
+
+
+def baton(_, path):
+    """Takes the baton if it can, as the first rank to build an extension does; else waits."""
+    one = FileBaton(path)
+    if one.try_acquire():
+        threading.Event().wait()
+    one.wait()
+
+
+def deadlock(_, __):
+    """Holds Python's lock and waits for a mutex, whose owner waits for Python's lock."""
+    mutex, ready, go = ctypes.create_string_buffer(64), threading.Event(), threading.Event()
+
+    def own():
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+        ready.set()
+        go.wait()
+
+    threading.Thread(target=own, name="owner").start()
+    ready.wait()
+    go.set()
+    ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+
+def turns(_, __):
+    """Threads that take a mutex in turn, and each for a moment."""
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+
+    def take():
+        while True:
+            libc.pthread_mutex_lock(mutex)
+            time.sleep(0.02)
+            libc.pthread_mutex_unlock(mutex)
+
+    for _ in range(3):
+        threading.Thread(target=take, daemon=True).start()
+    take()
 
 
 def child(_, __):

@@ -1,0 +1,110 @@
+"""Locks on files that processes really hold, wait for, and leave behind."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from hangdoctor.collect import locks, procfs, waits
+from hangdoctor.collect.look import Look
+from hangdoctor.model import ProcessWaits
+
+PATIENCE_S = 60
+
+
+def look_at(pid):
+    roots = {pid: procfs.read_stat("/proc", pid).start_ticks}
+    return waits.read(Look(roots=roots, locks=True))
+
+
+def lock_at(path, pid, enough=lambda _: True):
+    """Return the lock on a path as soon as it is as it should be."""
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
+        found = [lock for lock in look_at(pid).locks if lock.path == str(path)]
+        if found and enough(found[0]):
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError(f"not seen: {found}")
+
+
+def test_a_flock_names_its_holder_and_who_waits(program, tmp_path):
+    path = tmp_path / "weights.lock"
+    launch = program("ranks", "unix", "flock", "flock", path)
+    lock = lock_at(path, launch.pid, lambda lock: lock.waiters)
+    assert (lock.kind, lock.owner) == ("flock", "alive")
+    (holder,) = lock.holders
+    assert {holder.pid, *lock.waiters} == set(launch.said["ranks"])
+    found = look_at(launch.pid).by_pid[lock.waiters[0]]
+    assert isinstance(found, ProcessWaits)
+    (file,) = found.threads[0].objects
+    assert (found.threads[0].call, file.target) == ("flock", str(path))
+    assert [each.pid for each in file.others] == [holder.pid]
+
+
+def test_a_flock_that_was_inherited_is_held_by_who_lives(program, tmp_path):
+    path = tmp_path / "inherited.lock"
+    holder = program("inherited_lock", path)
+    lock = lock_at(path, holder.pid)
+    assert lock.owner == "alive"
+    assert [each.pid for each in lock.holders] == [holder.said["child"]]
+
+
+def extensions(tmp_path):
+    """Return an environment whose extensions are built in a directory of the test's."""
+    return os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path / "ext")}
+
+
+@pytest.fixture
+def baton(tmp_path):
+    path = tmp_path / "ext" / "moe_kernels" / "lock"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def test_a_baton_is_held_by_who_has_it_open(program, baton, tmp_path):
+    launch = program("ranks", "unix", "baton", "baton", baton, env=extensions(tmp_path))
+    lock = lock_at(baton, launch.pid)
+    assert (lock.kind, lock.owner) == ("file", "alive")
+    assert lock.holders[0].pid in launch.said["ranks"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees all who may hold it")
+def test_a_baton_that_nobody_has_open_has_lost_its_owner(program, baton, tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "_unseen_holders", lambda *_: "")  # wherever the tests run
+    baton.touch()
+    os.utime(baton, (1_000_000_000, 1_000_000_000))
+    launch = program("ranks", "unix", "baton", "baton", baton, env=extensions(tmp_path))
+    lock = lock_at(baton, launch.pid)
+    assert (lock.owner, lock.holders, lock.older_than_all) == ("dead", (), True)
+    baton.touch()
+    assert lock_at(baton, launch.pid).older_than_all is False
+
+
+def test_a_baton_on_a_network_file_system_may_be_another_machines(tmp_path):
+    mounts = tmp_path / "7" / "mountinfo"
+    mounts.parent.mkdir()
+    mounts.write_text(
+        "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        "40 21 0:50 / /home rw shared:1 - nfs4 server:/home rw\n"
+    )
+    said = locks._unseen_holders(str(tmp_path), 7, "/home/me/.cache/torch_extensions/x/lock")
+    assert "another machine" in said
+    assert "nfs4" in said
+    assert "another machine" not in locks._unseen_holders(str(tmp_path), 7, "/homely/lock")
+
+
+def test_a_baton_in_a_container_may_be_another_containers(tmp_path):
+    place = tmp_path / "self" / "ns"
+    place.mkdir(parents=True)
+    (place / "pid").symlink_to("pid:[4026532999]")
+    (tmp_path / "7").mkdir()
+    mounts = tmp_path / "7" / "mountinfo"
+    mounts.write_text(
+        "21 1 0:30 / / rw - overlay overlay rw\n40 21 8:1 / /root/.cache rw - ext4 /dev/sda1 rw\n"
+    )
+    shared, own = "/root/.cache/torch_extensions/x/lock", "/opt/ext/x/lock"
+    assert "another container" in locks._unseen_holders(str(tmp_path), 7, shared)
+    assert locks._unseen_holders(str(tmp_path), 7, own) == ""

@@ -1,0 +1,142 @@
+"""What is said of waits on launches in name only that really block."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import restricted
+
+LIMIT_S = 120
+
+
+def diagnose(pid, *before, rank_s=8):
+    done = subprocess.run(
+        [
+            *(before or (sys.executable, "-m", "hangdoctor")),
+            *("diagnose", str(pid), f"--for={rank_s}", "--stall-after=2", "--format=json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.stdout, done.stderr
+    verdict = json.loads(done.stdout)
+    return verdict, {finding["rule"]: finding for finding in verdict["findings"]}
+
+
+def blocked(verdict):
+    return {rank["rank"]: rank["blocked_in"] for rank in verdict["ranks"]}
+
+
+def test_a_rank_that_reads_from_another_is_drawn_as_waiting_for_it(program):
+    launch = program("ranks", "unix", "recv", "sleep")
+    verdict, found = diagnose(launch.pid)
+    assert blocked(verdict)["TP0"] == "read from TP1 (unix socket)"
+    (link,) = verdict["waits"]
+    assert (link["waiter"], link["target"]) == ("TP0", "TP1")
+    waiting = found["waiting-for-rank-elsewhere"]
+    assert (waiting["culprits"], waiting["verdict"]) == (["TP1"], "undecided")  # of no phase
+
+
+def test_a_rank_that_reads_from_a_server_thread_of_another_blames_nobody(program):
+    launch = program("ranks", "unix", "recv", "serve")
+    verdict, found = diagnose(launch.pid)
+    assert blocked(verdict)["TP0"] == "read from TP1 (unix socket)"
+    assert verdict["waits"] == []
+    assert "waiting-for-rank-elsewhere" not in found
+
+
+def test_the_fifo_that_a_rank_opens_is_named_with_what_to_do(program, tmp_path):
+    path = tmp_path / "shard"
+    os.mkfifo(path)
+    launch = program("ranks", "unix", "fifo", "sleep", path)
+    verdict, found = diagnose(launch.pid)
+    assert blocked(verdict)["TP0"] == f"open of FIFO {path}, which nobody else has open"
+    assert str(path) in " ".join(found["all-ranks-stand-still"]["advice"])
+
+
+def test_a_connection_that_nobody_accepts_is_named(program):
+    launch = program("ranks", "backlog", "recv", "sleep")
+    verdict, found = diagnose(launch.pid)
+    assert "has not accepted" in blocked(verdict)["TP0"]
+    assert found["connection-unanswered"]["ranks"] == ["TP0"]
+
+
+def test_a_native_thread_that_no_dump_lists_is_shown_by_its_call(program):
+    launch = program("ranks", "unix", "sleep", "native")
+    _, found = diagnose(launch.pid)
+    texts = [each["text"] for each in found["all-ranks-stand-still"]["because"]]
+    native = [text for text in texts if text.startswith("native threads of TP1: ")]
+    assert native
+    assert "read from TP0 (unix socket)" in native[0]
+
+
+def test_a_deadlock_of_a_mutex_and_the_gil_is_a_circle_of_threads(program):
+    target = program("ranks", "unix", "deadlock", "sleep")
+    _, found = diagnose(target.pid)
+    circle = found["threads-wait-in-a-circle"]
+    assert circle["ranks"] == ["TP0"]
+    assert "the GIL" in circle["because"][0]["text"]
+    assert "mutex, owned by thread" in circle["because"][0]["text"]
+
+
+def test_threads_that_take_turns_are_no_circle(program):
+    target = program("ranks", "unix", "turns", "sleep")
+    _, found = diagnose(target.pid)
+    assert "threads-wait-in-a-circle" not in found
+
+
+def test_the_lock_that_a_rank_sleeps_for_leads_to_its_holder(program, tmp_path):
+    path = tmp_path / "weights.lock"
+    launch = program("ranks", "unix", "flock", "flock", path)
+    verdict, found = diagnose(launch.pid)
+    (link,) = verdict["waits"]
+    assert link["text"] == f"flock of {path}, held by {link['target']}"
+    assert found["waiting-for-rank-elsewhere"]["culprits"] == [link["target"]]
+    assert str(path) in found["lock-held"]["title"]
+
+
+@pytest.mark.skipif(not restricted.IS_ROOT, reason="needs root")
+@pytest.mark.parametrize(
+    "restrictions",
+    [{"user": restricted.NOBODY}, {"deny_tracing": True, "hide": True}],
+    ids=["another user", "no tracing"],
+)
+def test_what_may_not_be_read_is_missing_and_blames_nobody(program, restrictions):
+    launch = program("ranks", "unix", "recv", "sleep")
+    if "hide" in restrictions:
+        restrictions = restrictions | {"hide": (launch.pid, *launch.said["ranks"])}
+    with tempfile.TemporaryDirectory(prefix="hangdoctor-rights-") as name:
+        Path(name).chmod(0o755)
+        command = restricted.hangdoctor(name, **restrictions)
+        verdict, _ = diagnose(launch.pid, *command)
+    assert verdict["culprits"] == []
+    assert verdict["waits"] == []
+    assert verdict["state"] in ("unknown", "starting")
+    assert "syscall of TP0" in {missing["what"] for missing in verdict["missing"]}
+
+
+@pytest.mark.skipif(not restricted.IS_ROOT, reason="needs root")
+def test_without_py_spy_the_connection_still_tells_whom_a_rank_waits_for(program):
+    launch = program("ranks", "unix", "recv", "sleep")
+    with tempfile.TemporaryDirectory(prefix="hangdoctor-rights-") as name:
+        Path(name).chmod(0o755)
+        verdict, found = diagnose(launch.pid, *restricted.hangdoctor(name, py_spy=False))
+    assert found["waiting-for-rank-elsewhere"]["culprits"] == ["TP1"]
+    assert verdict["state"] == "unknown"
+    assert "TP0 waits in read for TP1" in found["waiting-for-rank-elsewhere"]["title"]
+
+
+@pytest.mark.skipif(not restricted.IS_ROOT, reason="needs root")
+def test_a_launch_in_a_network_namespace_of_its_own_is_seen_the_same(program):
+    launch = program("ranks", "unix", "recv", "sleep", before=("unshare", "--net"))
+    _, found = diagnose(launch.pid)
+    assert found["waiting-for-rank-elsewhere"]["culprits"] == ["TP1"]
