@@ -268,9 +268,9 @@ def thin(state: Thinned, new: Snapshot) -> tuple[Thinned, bool]:
 
     A pending snapshot is dropped where it tells nothing that its neighbours do not: same
     processes in the same states, same stacks, same log, and its neighbours at most MAX_GAP_S
-    apart. Counters are cumulative, so that what they count is never lost, only dated later. Stacks
-    and the machine are not looked at each time: a look at them goes only where the next snapshot
-    tells the same, since the looks after it may tell nothing.
+    apart. Counters are cumulative, so that what they count is never lost, only dated later. Stacks,
+    waits and the machine are not looked at each time: a look at them goes only where the next
+    snapshot tells the same, since the looks after it may tell nothing.
     """
     kept, pending = state.kept, state.pending
     host = pending.host if pending and pending.host is not None else state.host
@@ -280,6 +280,7 @@ def thin(state: Thinned, new: Snapshot) -> tuple[Thinned, bool]:
         new.at_s - kept.at_s <= MAX_GAP_S
         and _outline(kept) == _outline(pending) == _outline(new)
         and pending.stacks in (None, new.stacks)
+        and pending.waits in (None, new.waits)
         and _host_outline(host) in (_host_outline(state.host), _host_outline(new.host))
     )
     if droppable:

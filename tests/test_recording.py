@@ -13,6 +13,7 @@ from hangdoctor.model import (
     Snapshot,
     Stacks,
     ThreadStack,
+    Waits,
 )
 from hangdoctor.recording import Thinned, redact, thin
 
@@ -42,6 +43,8 @@ def test_where_nothing_changes_the_first_and_the_last_are_kept():
     [
         ({"stacks": STACKS}, {"stacks": REFUSED}),
         ({"stacks": REFUSED}, {"stacks": STACKS}),
+        ({"waits": Waits(by_pid={})}, {"waits": REFUSED}),
+        ({"waits": REFUSED}, {"waits": Waits(by_pid={})}),
         ({"host": Host()}, {"host": REFUSED}),
         ({"host": REFUSED}, {"host": Host()}),
         ({"host": Host(oom_kills=0)}, {"host": Host(oom_kills=1)}),
@@ -52,7 +55,7 @@ def test_a_rare_look_that_tells_something_else_is_kept(first, then):
 
 
 def test_a_look_that_the_next_one_repeats_is_not_kept():
-    then = {"stacks": REFUSED, "host": Host(oom_kills=1)}
+    then = {"stacks": REFUSED, "waits": REFUSED, "host": Host(oom_kills=1)}
     assert thinned({}, {}, then, then, {}, {}) == [0, 3, 5]
 
 

@@ -15,6 +15,7 @@ from hangdoctor.findings import weakest
 from hangdoctor.frames import call_path, shape
 from hangdoctor.model import FileLock, Frame, Holder, Missing, Stacks
 from hangdoctor.recording import bare_log, load
+from hangdoctor.render.text import to_text
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios as told  # test material beside the tests
@@ -533,6 +534,17 @@ def test_of_two_ranks_elsewhere_the_one_that_the_other_waits_for_is_to_blame(tmp
     recording = launch(tmp_path, CHAIN, log=log, seconds=120, launcher=told.SERVES)
     found = verdict(recording)
     assert (found.state, found.culprits) == ("hung", ("TP2",))
+
+
+def test_who_waits_for_whom_is_drawn_down_to_who_waits_for_nobody(tmp_path):
+    log = good_log(tuple(CHAIN), "prefill")
+    recording = launch(tmp_path, CHAIN, log=log, seconds=120, launcher=told.SERVES)
+    facts = derive(recording, SGLANG)
+    lines = to_text(facts, diagnose(facts, SGLANG)).splitlines()
+    at = lines.index("Waits")
+    drawn = [" ".join(line.split()) for line in lines[at + 1 : at + 3]]
+    assert drawn[0] == "TP1 -> TP2 recv from TP2 (unix socket), for 120 s"
+    assert drawn[1].startswith("TP2 waits for none of them: hand_over")
 
 
 def test_of_two_ranks_elsewhere_none_is_blamed_where_their_waits_were_refused(tmp_path):

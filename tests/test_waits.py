@@ -83,7 +83,7 @@ def test_a_deadlock_of_a_mutex_and_the_gil_is_a_circle_of_threads(program):
     target = program("ranks", "unix", "deadlock", "sleep")
     _, found = diagnose(target.pid)
     circle = found["threads-wait-in-a-circle"]
-    assert circle["ranks"] == ["TP0"]
+    assert circle["culprits"] == ["TP0"]
     assert "the GIL" in circle["because"][0]["text"]
     assert "mutex, owned by thread" in circle["because"][0]["text"]
 

@@ -36,6 +36,7 @@ MOST_OBJECTS = 8
 
 _MOST_POLLED = 1024
 _PATH_BYTES = 4096
+_MOST_REMEMBERED = 4096
 _WITHIN_S = {"process": 1.5, "sockets": 0.6, "locks": 1.5}
 _OUTSIDE_S = 0.3
 _SETTLED_S = 2.0
@@ -97,6 +98,7 @@ class _Known:
         self.maps: Maps | None = None
         self.maps_at_s = -1e9
         self.libraries: dict[tuple[int, str], tuple[str, ...]] = {}
+        self.dull: dict[int, tuple[str, _Thread]] = {}
 
 
 _known: dict[_Key, _Known] = {}
@@ -156,7 +158,7 @@ def _read_process(proc: str, stat: Stat, known: _Known) -> _Seen | Missing | Non
         if procfs.age_s(stat.start_ticks) >= _SETTLED_S:
             reader.map_once(lines)
         threads = tuple(
-            reader.thread(tid, call, line) for tid, (call, line) in lines.items() if call
+            thread for tid, line in lines.items() if (thread := reader.thread(tid, line))
         )
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -165,21 +167,39 @@ def _read_process(proc: str, stat: Stat, known: _Known) -> _Seen | Missing | Non
     return _Seen(pid, stat.comm, threads, links, epolls, namespace, unreadable)
 
 
-def _syscall_lines(proc: str, pid: int) -> dict[int, tuple[Call | None, str]]:
-    """Return the call of each thread, the main thread first.
+def _syscall_lines(proc: str, pid: int) -> dict[int, str]:
+    """Return the line of each thread, the main thread first.
 
     Raises:
         OSError: refused; a thread that has ended is left out.
     """
-    tids = sorted(map(int, os.listdir(f"{proc}/{pid}/task")), key=lambda tid: (tid != pid, tid))
-    lines: dict[int, tuple[Call | None, str]] = {}
-    for tid in tids:
-        try:
-            line = procfs.read(f"{proc}/{pid}/task/{tid}/syscall").decode().strip()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        lines[tid] = parse_syscall(line, _MACHINE), line
+    lines: dict[int, str] = {}
+    task = os.open(f"{proc}/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for tid in sorted(map(int, os.listdir(task)), key=lambda tid: (tid != pid, tid)):
+            line = _syscall_line(task, tid)
+            if line is not None:
+                lines[tid] = line
+    finally:
+        os.close(task)
     return lines
+
+
+def _syscall_line(task: int, tid: int) -> str | None:
+    """Read the line of a thread; None where it has ended.
+
+    Relative to its directory: hundreds of paths from the root on cost more than all the rest.
+    """
+    try:
+        fd = os.open(f"{tid}/syscall", os.O_RDONLY | os.O_CLOEXEC, dir_fd=task)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.read(fd, 256).decode().strip()
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def _read_descriptors(proc: str, pid: int) -> tuple[dict[int, str], dict[int, tuple[int, ...]]]:
@@ -210,12 +230,12 @@ class _Reader:
         self.unreadable = unreadable
         self.user = user
 
-    def map_once(self, lines: dict[int, tuple[Call | None, str]]) -> None:
+    def map_once(self, lines: dict[int, str]) -> None:
         """Read the maps if there are none yet, or a thread stands where none of them is."""
         known, now_s = self.known, time.monotonic()
         if now_s - known.maps_at_s < _MAPS_AGAIN_S:
             return
-        counters = (line.rpartition(" ")[2] for call, line in lines.values() if call)
+        counters = (line.rpartition(" ")[2] for line in lines.values() if line != "running")
         if known.maps and all(known.maps.library(int(counter, 16)) for counter in counters):
             return
         known.maps_at_s = now_s
@@ -224,7 +244,23 @@ class _Reader:
         except PermissionError as error:
             self.unreadable["memory"] = refused(f"{error.strerror} ({error.filename})", self.user)
 
-    def thread(self, tid: int, call: Call, line: str) -> _Thread:
+    def thread(self, tid: int, line: str) -> _Thread | None:
+        """Return a thread that is blocked; None for one that runs."""
+        before = self.known.dull.get(tid)
+        if before and before[0] == line:
+            return before[1]
+        call = parse_syscall(line, _MACHINE)
+        if call is None:
+            return None
+        thread = self._blocked(tid, call, line)
+        # A lock without an owner tells nothing new as long as the line is the same.
+        if len(self.known.dull) > _MOST_REMEMBERED:
+            self.known.dull.clear()
+        if tid != self.pid and thread.futex in ("other", "gil") and self.known.maps:
+            self.known.dull[tid] = line, thread
+        return thread
+
+    def _blocked(self, tid: int, call: Call, line: str) -> _Thread:
         name, arguments = call.name, call.arguments
         at = f"{self.proc}/{self.pid}/task/{tid}"
         fds: tuple[int, ...] = ()
@@ -352,7 +388,7 @@ class _Reader:
         if found is None:
             stack = self._memory(call.stack_pointer, STACK_BYTES)
             found = self.known.maps.libraries(stack)
-            if len(self.known.libraries) > 4096:
+            if len(self.known.libraries) > _MOST_REMEMBERED:
                 self.known.libraries.clear()
             self.known.libraries[key] = found
         return found

@@ -39,7 +39,8 @@ def to_text(facts: Facts, diagnosis: Diagnosis) -> str:
         lines += [f"  {_rank_line(rank)}" for rank in facts.ranks[:MOST_RANKS]]
         if len(facts.ranks) > MOST_RANKS:
             lines.append(f"  and {len(facts.ranks) - MOST_RANKS} more")
-    if waits := _wait_lines(facts):
+    waits = _wait_lines(facts) if diagnosis.state != "ready" else []
+    if waits:
         lines += ["", "Waits", *waits]
     if facts.cards:
         lines += ["", "GPUs"]
@@ -166,11 +167,12 @@ def _wait_lines(facts: Facts) -> list[str]:
     waiters = {link.waiter for link in found}
     for name in dict.fromkeys(link.target for link in found if link.target not in waiters):
         rank = facts.rank(name)
-        does = ""
-        if rank is not None:
-            call = rank.blocked.text if rank.blocked else ""
-            does = ", ".join(part for part in (rank.place, call) if part)
-        lines.append(f"  {name:<10} -> nobody{f': {does}' if does else ''}")
+        if rank is None:
+            continue
+        call = rank.blocked.text if rank.blocked else ""
+        does = ", ".join(part for part in (rank.place, call) if part)
+        end = waits_in(rank.wait) if rank.wait else "waits for none of them"
+        lines.append(f"  {name:<10} {end}{f': {does}' if does and not rank.wait else ''}")
     return lines
 
 

@@ -261,11 +261,12 @@ def threads_wait_in_a_circle(case: Case) -> Iterator[Finding]:
             continue
         chain = ", ".join(f"{each.thread} ({each.tid}) in {each.text}" for each in circle)
         main = any(each.tid == rank.pid for each in circle)
-        yield Finding(
+        finding = Finding(
             rule="threads-wait-in-a-circle",
             verdict="found",
             title=f"threads of {rank.name} wait for each other's locks: a deadlock",
             ranks=(rank.name,),
+            culprits=(rank.name,) if main else (),
             phase=rank.phase,
             confidence="high" if main else "medium",
             because=evidence(
@@ -274,6 +275,9 @@ def threads_wait_in_a_circle(case: Case) -> Iterator[Finding]:
             ),
             advice=(f"see where they stand: py-spy dump --native --pid {rank.pid} (it stops it)",),
         )
+        # Who waits in such a circle cannot be at work in secret: stillness of half the time is
+        # enough.
+        yield judge(case, (rank,), finding, needed_s=case.stall_after_s) if main else finding
 
 
 def stale_lock_file(case: Case) -> Iterator[Finding]:

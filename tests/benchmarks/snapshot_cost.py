@@ -1,7 +1,8 @@
 """Prints what looking costs: `python tests/benchmarks/snapshot_cost.py`. A script, not a test.
 
-Eight processes of sixty threads each, the main threads asleep, then at work; and what a target that
-is at work loses where it is watched every second.
+Eight processes of sixty threads each, the main threads asleep, then at work, beside what psutil and
+`py-spy dump` one after the other need for the same; and what a target that is at work loses where
+it is watched every second.
 """
 
 # ruff: noqa: T201  # it is there to print
@@ -21,7 +22,9 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from hangdoctor.collect import Observer, procfs
+import psutil
+
+from hangdoctor.collect import Observer, procfs, stacks
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "threads.py"
 PROCESSES, THREADS, ROUNDS = 8, 60, 20
@@ -62,6 +65,33 @@ def cost_ms(observer, due):
     return spread(took)
 
 
+def others_ms(look, rounds=ROUNDS):
+    """Return the milliseconds of another way to look."""
+    took = []
+    for _ in range(rounds):
+        began_s = time.perf_counter()
+        look()
+        took.append((time.perf_counter() - began_s) * 1000)
+    return spread(took)
+
+
+def look_with_psutil(pids):
+    """Return what psutil tells of the same: state, CPU, I/O, threads, descriptors, connections."""
+    for pid in pids:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            process.as_dict(("status", "cpu_times", "io_counters", "num_fds", "cmdline"))
+            process.threads()
+            process.net_connections("all")
+
+
+def dump_in_sequence(pids):
+    """Dump the stacks as one does by hand."""
+    for pid in pids:
+        command = [stacks.find_py_spy(), "dump", "--nonblocking", "--json", "--pid", str(pid)]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+
+
 def spread(numbers):
     """Return the median, the least and the most."""
     return f"{statistics.median(numbers):7.1f} (min {min(numbers):.1f}, max {max(numbers):.1f})"
@@ -82,6 +112,7 @@ def count_in(counter, pid, seconds, observer):
         while (passed_s := time.perf_counter() - began_s) < seconds:
             if observer and passed_s >= looks:
                 due = {"processes", "host", "gpus"} | ({"files"} if looks % 5 == 0 else set())
+                due |= {"waits"} if looks % 5 == 0 else set()
                 observer.take(frozenset(due), at_s=passed_s, wall_s=0)
                 looks += 1
             left_s = seconds - passed_s
@@ -107,7 +138,13 @@ def main():
                 print(f"{PROCESSES} processes x {THREADS} threads, main threads {words} [ms]")
                 print("  processes, host, gpus ", cost_ms(observer, cheap))
                 print("  the same with files   ", cost_ms(observer, cheap | {"files"}))
-                print("  the same with stacks  ", cost_ms(observer, cheap | {"files", "stacks"}))
+                print("  and waits, with peers ", cost_ms(observer, cheap | {"files", "waits"}))
+                everything = cheap | {"files", "waits", "stacks"}
+                print("  the same with stacks  ", cost_ms(observer, everything))
+                print(
+                    "  psutil                ", others_ms(lambda pids=pids: look_with_psutil(pids))
+                )
+                print("  py-spy in sequence    ", others_ms(lambda p=pids: dump_in_sequence(p), 5))
         with targets(1, counter) as pids, Observer(pids) as observer:
             observer.take(cheap, at_s=0, wall_s=0)
             before_s, watched, in_cpu = busy_s(observer), [], []
