@@ -755,20 +755,37 @@ def _locks_of(
 ) -> tuple[FileLock, ...]:
     """Return the locks that a process may be waiting for, by its stack and by the kernel.
 
-    A FileBaton waits for a file to go away; other lock files are polled for a kernel's lock.
+    A FileBaton waits for a file to go away. Other lock files are polled for a kernel's lock: of
+    these only those count whose path belongs to the code that polls.
     """
     pid = track.process.pid
     if certain := tuple(lock for lock in locks if pid in lock.waiters):
         return certain
     if wait is None or wait.kind != "lock":
         return ()
-    by_existence = bool(operation) and operation[0].startswith("file_baton.py:")
+    others = [lock for lock in locks if not any(holder.pid == pid for holder in lock.holders)]
+    if operation and operation[0].startswith("file_baton.py:"):
+        return tuple(lock for lock in others if lock.kind == "file")
+    index = track.wait[1] if track.wait else 0
+    callers = [f"/{frame.path}" for frame in (track.stack or ())[index : index + _LOCK_CALLERS]]
+    paths = [path for code, path in _LOCKS_OF_CODE if any(code in caller for caller in callers)]
     return tuple(
         lock
-        for lock in locks
-        if (lock.kind == "file") == by_existence
-        and not any(holder.pid == pid for holder in lock.holders)
+        for lock in others
+        if lock.kind != "file" and any(re.search(path, lock.path) for path in paths)
     )
+
+
+_LOCK_CALLERS = 6
+"""A lock is asked for at most so many frames further out."""
+_LOCKS_OF_CODE = (
+    ("/flashinfer/", r"flashinfer"),
+    ("/huggingface_hub/", r"/\.locks/|huggingface"),
+    ("/tvm_ffi/", r"tvm[-_]ffi"),
+    # get_lock of SGLang and vLLM names it by the model's hash and name, in the temporary directory.
+    ("/weight_utils.py", r"/[0-9a-f]{64}[^/]*\.lock$"),
+)
+"""Parts of paths of code that takes locks, and what the paths of its locks look like."""
 
 
 def _log_phase(name: str, facts: Facts) -> Phase | None:

@@ -681,10 +681,17 @@ def test_a_lock_that_another_rank_holds_leads_to_that_rank(tmp_path):
     assert rules_of(found)["lock-held"].title.endswith(f"{held.path}, held by TP1")
 
 
+@pytest.mark.parametrize("path", ["/run/dnf.lock", "/srv/other/.locks/job.lock"])
+def test_a_lock_of_other_code_is_not_what_a_rank_polls_for(path, tmp_path):
+    ranks = dict.fromkeys(("TP0", "TP1"), Does(stack=told.JIT_LOCK, kernel="hrtimer_nanosleep"))
+    held = FileLock(path=path, kind="flock", owner="alive", holders=(Holder(77, "dnf"),))
+    assert "lock-held" not in rules_of(lock_case(ranks, (held,), tmp_path))
+
+
 def test_a_lock_that_somebody_else_holds_is_named_and_nobody_is_to_blame_for_it(tmp_path):
     ranks = dict.fromkeys(("TP0", "TP1"), Does(stack=told.HUB_LOCK, kernel="hrtimer_nanosleep"))
     held = FileLock(
-        path="/models/.locks/model.lock",
+        path=f"/tmp/{'0a' * 32}meta-llama-Llama-3.lock",  # noqa: S108  # where it is in life
         kind="flock",
         owner="alive",
         holders=(Holder(4242, "huggingface-cli"),),

@@ -153,15 +153,16 @@ def _by_inode(proc: str, pid: int, file: str) -> str:
 def _batons(
     proc: str, stats: Mapping[int, Stat], tree: Mapping[int, Mapping[int, str]]
 ) -> Iterator[FileLock]:
-    """Yield the files that lock by being there, below where PyTorch builds extensions."""
+    """Yield the files that lock by being there: below where PyTorch builds, or open for a build."""
     paths: dict[str, int] = {}
     for pid in tree:
         for directory in _extension_directories(proc, pid):
             for path in _files_called(f"{proc}/{pid}/root", directory):
                 paths.setdefault(path, pid)
-    if not paths:
-        return
     holders, blind = _who_has_open(proc, stats, set(paths))
+    # A build may have a directory of its own: then the owner of its lock shows where that is.
+    for path, found in holders.items():
+        paths.setdefault(path, found[0].pid)
     for path, pid in paths.items():
         try:
             changed_s = os.stat(f"{proc}/{pid}/root{path}").st_mtime
@@ -217,7 +218,7 @@ def _files_called(root: str, directory: str) -> Iterator[str]:
 def _who_has_open(
     proc: str, stats: Mapping[int, Stat], paths: set[str]
 ) -> tuple[dict[str, list[Holder]], str]:
-    """Return who has the files open, and why that may not be all."""
+    """Return who has these files or another build's lock open, and why that may not be all."""
     found: dict[str, list[Holder]] = {}
     blind = ""
     for pid, stat in stats.items():
@@ -230,9 +231,15 @@ def _who_has_open(
             continue
         except OSError:
             continue
-        for path in paths & {_link(f"{proc}/{pid}/fd/{fd}") for fd in names}:
+        links = {_link(f"{proc}/{pid}/fd/{fd}") for fd in names}
+        builds = bool(_HOLDS.match(stat.comm))
+        for path in {link for link in links if link in paths or (builds and _is_baton(link))}:
             found.setdefault(path, []).append(Holder(pid, stat.comm))
     return found, blind
+
+
+def _is_baton(link: str) -> bool:
+    return link.startswith("/") and link.rpartition("/")[2] == _BATON
 
 
 def _unseen_holders(proc: str, pid: int, path: str) -> str:

@@ -71,6 +71,13 @@ def test_a_baton_is_held_by_who_has_it_open(program, baton, tmp_path):
     assert lock.holders[0].pid in launch.said["ranks"]
 
 
+def test_a_baton_in_a_directory_of_its_own_is_found_through_its_owner(program, tmp_path):
+    path = tmp_path / "custom" / "lock"
+    path.parent.mkdir()
+    launch = program("ranks", "unix", "baton", "baton", path, env=extensions(tmp_path))
+    assert lock_at(path, launch.pid).owner == "alive"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root sees all who may hold it")
 def test_a_baton_that_nobody_has_open_has_lost_its_owner(program, baton, tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "_unseen_holders", lambda *_: "")  # wherever the tests run
