@@ -140,6 +140,13 @@ def _unseen(facts: Facts) -> tuple[Unseen, ...]:
             Unseen(what=f"{what} of {name}", missing=missing)
             for what, missing in track.process.unreadable.items()
         ]
+        if track.waits is not None:
+            unseen += [
+                Unseen(what=f"{what} of {name}", missing=missing)
+                for what, missing in track.waits.unreadable.items()
+            ]
+        if track.waits_missing is not None and "syscall" not in track.process.unreadable:
+            unseen.append(Unseen(what=f"waits of {name}", missing=track.waits_missing))
     unseen += [
         Unseen(what=f"GPU {index}", missing=card.gpu)
         for index, card in facts.cards.items()

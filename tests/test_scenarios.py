@@ -629,7 +629,8 @@ def test_a_lock_file_whose_owner_is_gone_is_named_and_will_not_be_released(tmp_p
     path = BATON_FILE.path
     assert stale.title == f"TP0 waits for a lock file whose owner is gone: {path}; delete it"
     assert (stale.verdict, stale.confidence) == ("found", "high")
-    assert stale.advice == (f"delete it: rm {path}",)
+    assert stale.advice == (f"delete the lock file that nobody holds: rm {path}",)
+    assert found.findings[0].advice[0] == stale.advice[0]
 
 
 @pytest.mark.parametrize(
@@ -645,6 +646,13 @@ def test_a_lock_file_that_may_be_released_is_not_called_stale(lock, tmp_path):
     found = lock_case(WAITS_FOR_BATON, (lock,), tmp_path)
     assert found.state == "unknown"
     assert "stale-lock-file" not in rules_of(found)
+
+
+def test_ranks_that_all_wait_for_a_lock_file_without_an_owner_are_hung_and_none_to_blame(tmp_path):
+    ranks = dict.fromkeys(("TP0", "TP1"), WAITS_FOR_BATON["TP0"])
+    found = lock_case(ranks, (BATON_FILE,), tmp_path)
+    assert (found.state, found.culprits) == ("hung", ())
+    assert rules_of(found)["stale-lock-file"].title.startswith("TP0 and TP1 wait for a lock file")
 
 
 def test_of_several_lock_files_none_is_named_for_certain(tmp_path):

@@ -140,3 +140,16 @@ def test_a_launch_in_a_network_namespace_of_its_own_is_seen_the_same(program):
     launch = program("ranks", "unix", "recv", "sleep", before=("unshare", "--net"))
     _, found = diagnose(launch.pid)
     assert found["waiting-for-rank-elsewhere"]["culprits"] == ["TP1"]
+
+
+@pytest.mark.skipif(not restricted.IS_ROOT, reason="needs root")
+def test_a_network_namespace_that_may_not_be_entered_is_named_and_blames_nobody(program):
+    launch = program("ranks", "unix", "recv", "sleep", before=("unshare", "--net"))
+    before = ("setpriv", "--bounding-set=-sys_admin", sys.executable, "-m", "hangdoctor")
+    verdict, found = diagnose(launch.pid, *before)
+    missing = {each["what"]: each for each in verdict["missing"]}
+    assert missing["sockets of TP0"]["reason"] == "permission"
+    assert "inside the container" in missing["sockets of TP0"]["hint"]
+    assert blocked(verdict)["TP0"] == "read on unix socket"
+    assert verdict["waits"] == []
+    assert "waiting-for-rank-elsewhere" not in found

@@ -102,7 +102,11 @@ def launch(folder: Path, order: Order) -> int:
             stderr=log,
             cwd=order["stage"],
             env=os.environ
-            | {"SGLANG_DUMPER": settings, "TMPDIR": str(folder)},  # a compiler's, too
+            | {
+                "SGLANG_DUMPER": settings,
+                "TMPDIR": str(folder),  # a compiler's, too
+                "TORCH_EXTENSIONS_DIR": str(folder / "torch_extensions"),
+            },
             start_new_session=True,
         )
     return process.pid

@@ -141,7 +141,6 @@ def _rank_line(rank: RankFacts) -> str:
         return f"{rank.name:<6} {'ended' if rank.pid else 'not there'}"
     pid = f"pid {rank.pid}" if rank.pid is not None else "pid ?"
     does = waits_in(rank.wait) if rank.wait else (rank.place or "no stack seen")
-    does = f"waits in {rank.wait.title}" if rank.wait else (rank.place or "no stack seen")
     call = rank.blocked.text if rank.blocked else ""
     if rank.moving:
         moves = f"moves: {rank.moved_by}" if rank.moved_by else "moves"

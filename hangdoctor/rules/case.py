@@ -16,10 +16,8 @@ from hangdoctor.facts import (
     phase_index,
     stamp_age_s,
 )
-from hangdoctor.findings import Evidence, Finding, weakest
-from hangdoctor.frames import first_place, place
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
-from hangdoctor.frames import place
+from hangdoctor.frames import first_place, place
 from hangdoctor.logs.timeline import lacking
 from hangdoctor.model import FileLock, Missing, Struct
 from hangdoctor.waitgraph import WaitGraph, build
@@ -266,6 +264,11 @@ def linked(case: Case, rank: RankFacts) -> Evidence | None:
     )
 
 
+def lock_is_dead(rank: RankFacts) -> bool:
+    """Tell whether a rank waits for a lock that nobody is left to release."""
+    return bool(rank.locks) and all(lock.owner == "dead" for lock in rank.locks)
+
+
 def lock_text(case: Case, lock: FileLock) -> str:
     """Say who holds a lock on a file, how old that is, and what keeps it from being known."""
     age = f", {lock.age_s:.0f} s old" if lock.age_s is not None else ""
@@ -433,8 +436,7 @@ def _may_be_working(case: Case, rank: RankFacts, phase: Phase | None) -> list[st
         ]
     patience_s = SYMMETRIC_FACTOR * case.stall_after_s
     outside = rank.wait is not None and rank.wait.kind in ("network", "lock")
-    if rank.locks and all(lock.owner == "dead" for lock in rank.locks):
-        outside = False  # nobody is left who could release it
+    outside = outside and not lock_is_dead(rank)
     if outside and not (overdue and watched_s >= patience_s):
         return [f"what {rank.name} waits for is outside the launch and may still come"]
     if rank.wait and rank.wait.kind == "child" and watched_s < patience_s:

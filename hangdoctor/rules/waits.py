@@ -23,6 +23,7 @@ from hangdoctor.rules.case import (
     launcher_waits_for,
     line_of,
     linked,
+    lock_is_dead,
     lock_text,
     past_normal,
     phase_lacked,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from hangdoctor.engines import Wait
     from hangdoctor.facts import RankFacts
+    from hangdoctor.model import FileLock
     from hangdoctor.rules.case import Case
 
 
@@ -289,30 +291,36 @@ def stale_lock_file(case: Case) -> Iterator[Finding]:
     Why it matters: a build that was killed leaves its lock; who comes after it waits for ever.
     What to do: make sure that no other machine builds there, and delete the file.
     """
+    groups: dict[tuple[str, ...], list[RankFacts]] = {}
     for rank in case.facts.ranks:
-        dead = [lock for lock in rank.locks if lock.owner == "dead"]
-        if not dead or not rank.present or _waited_s(rank) < case.stall_after_s / 4:
-            continue
-        only = len(rank.locks) == len(dead) == 1
+        waited = _waited_s(rank) >= case.stall_after_s / 4
+        if rank.present and waited and any(lock.owner == "dead" for lock in rank.locks):
+            groups.setdefault(tuple(lock.path for lock in rank.locks), []).append(rank)
+    for ranks in groups.values():
+        first = ranks[0]
+        dead = [lock for lock in first.locks if lock.owner == "dead"]
+        only = len(first.locks) == len(dead) == 1
         paths = enumerate_names([lock.path for lock in dead[:4]])
+        who = enumerate_names([rank.name for rank in ranks])
+        who += " waits" if len(ranks) == 1 else " wait"
         yield Finding(
             rule="stale-lock-file",
             verdict="found" if only else "undecided",
-            title=f"{rank.name} waits for a lock file whose owner is gone: {paths}; delete it"
+            title=f"{who} for a lock file whose owner is gone: {paths}; delete it"
             if only
-            else f"{rank.name} waits for a lock file; of some the owner is gone: {paths}",
-            ranks=(rank.name,),
-            phase=rank.phase,
+            else f"{who} for a lock file; of some the owner is gone: {paths}",
+            ranks=tuple(rank.name for rank in ranks),
+            phase=earliest_phase(tuple(ranks)),
             confidence="high" if only and dead[0].older_than_all else "medium",
             because=evidence(
                 *(
-                    Evidence(text=lock_text(case, lock), rank=rank.name, pid=rank.pid)
-                    for lock in rank.locks[:4]
+                    Evidence(text=lock_text(case, lock), rank=first.name, pid=first.pid)
+                    for lock in first.locks[:4]
                 ),
-                stands(case, rank),
+                *(stands(case, rank) for rank in ranks[:2]),
             ),
             needs=() if only else ("which of the files it is",),
-            advice=tuple(f"delete it: rm {shlex.quote(lock.path)}" for lock in dead[:2]),
+            advice=tuple(_delete(lock) for lock in dead[:2]),
         )
 
 
@@ -351,7 +359,7 @@ def lock_held(case: Case) -> Iterator[Finding]:
                 ),
                 stands(case, holder_rank) if holder_rank else None,
             ),
-            advice=(f"see what its holder does: ps -o pid,stat,wchan:20,time,args {pid}",),
+            advice=(_see_holder(lock),),
         )
 
 
@@ -745,8 +753,9 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
         ),
         advice=_advice_for(tuple(still[:1])),
     )
-    # A pipe without anybody at its other end does not come back; other silence may be storage's.
-    known = single or all(rank.kernel in _PIPE_WAITS for rank in still)
+    # A pipe without anybody at its other end does not come back, nor a lock without an owner; other
+    # silence may be storage's.
+    known = single or all(rank.kernel in _PIPE_WAITS or lock_is_dead(rank) for rank in still)
     needed_s = case.hung_after_s if known else SYMMETRIC_FACTOR * case.stall_after_s
     yield judge(case, tuple(still), finding, needed_s=needed_s)
 
@@ -972,8 +981,10 @@ def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
                 f"{rank.name} is blocked in open() of a FIFO that nobody reads or writes; its "
                 f"path: py-spy dump --nonblocking --locals --pid {rank.pid}"
             )
-        elif len(rank.locks) == 1:
-            pass  # a finding of its own says what to do with it
+        elif len(rank.locks) == 1 and rank.locks[0].owner == "dead":
+            advice.append(_delete(rank.locks[0]))
+        elif len(rank.locks) == 1 and rank.locks[0].holders:
+            advice.append(_see_holder(rank.locks[0]))
         elif rank.wait and rank.wait.kind in _ADVICE:
             advice.append(_ADVICE[rank.wait.kind].format(pid=rank.pid))
         elif rank.place:
@@ -981,6 +992,16 @@ def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
         advice.append(f"look again: py-spy dump --nonblocking --pid {rank.pid}")
     advice.append("save everything before you end it: hangdoctor diagnose PID --record DIR")
     return tuple(advice)
+
+
+def _delete(lock: FileLock) -> str:
+    return f"delete the lock file that nobody holds: rm {shlex.quote(lock.path)}"
+
+
+def _see_holder(lock: FileLock) -> str:
+    return (
+        f"see what the lock's holder does: ps -o pid,stat,wchan:20,time,args {lock.holders[0].pid}"
+    )
 
 
 _ADVICE = {
