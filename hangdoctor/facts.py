@@ -29,9 +29,9 @@ from hangdoctor.engines import (
 )
 from hangdoctor.frames import call_path, first_place, place
 from hangdoctor.gpus import Card
-from hangdoctor.launches import Sizes, expected_count, rank_order, sizes_of
+from hangdoctor.launches import Sizes, expected_count, expected_ranks, rank_order, sizes_of
 from hangdoctor.logs.parse import LogLine, ParserState, finish, parse
-from hangdoctor.logs.timeline import RankLog, Timeline, advance, expected_ranks, phase_of
+from hangdoctor.logs.timeline import RankLog, Timeline, advance, phase_of
 from hangdoctor.model import (
     FileLock,
     Frame,
@@ -135,6 +135,20 @@ class RankFacts(Struct, frozen=True):
     locks: tuple[FileLock, ...] = ()
 
 
+class MemoryUse(Struct, frozen=True):
+    """How full a memory was at a time, without the page cache that the kernel takes back first."""
+
+    of: str
+    used_bytes: int
+    limit_bytes: int
+    at_s: float
+
+    @property
+    def share(self) -> float:
+        """The part that is used, from 0 to 1."""
+        return self.used_bytes / self.limit_bytes
+
+
 class Facts(Struct, frozen=True):
     """All that is known after the last snapshot.
 
@@ -147,8 +161,9 @@ class Facts(Struct, frozen=True):
         sections: by section name, Missing if the last look failed and None if it succeeded;
             a section that was never looked at is absent.
         tracks: all processes that were seen, by pid.
+        parents: titles of what stands above the processes, by pid.
         cards: GPUs by index.
-        host: first and last view of the machine.
+        host: first and last view of the machine; memory_peak: the tightest that memory was.
         log_moved_at_s: when the log last said something new.
         rank_log_at_s: the same by rank.
         stamped_at_s: when the log's newest time stamp was written.
@@ -174,8 +189,10 @@ class Facts(Struct, frozen=True):
     sections: dict[str, Missing | None] = {}
     tracks: dict[int, Track] = {}
     cards: dict[int, Card] = {}
+    parents: dict[int, str] = {}
     host_first: Host | None = None
     host: Host | None = None
+    memory_peak: MemoryUse | None = None
     log_moved_at_s: float | None = None
     rank_log_at_s: dict[str, float] = {}
     stamped_at_s: float | None = None
@@ -295,9 +312,7 @@ def step(facts: Facts, snapshot: Snapshot | None, blocks: Iterable[bytes], engin
         facts = _see_waits(facts, snapshot)
         facts = _see_gpus(facts, snapshot)
         if isinstance(snapshot.host, Host):
-            facts = msgspec.structs.replace(
-                facts, host=snapshot.host, host_first=facts.host_first or snapshot.host
-            )
+            facts = _see_host(facts, snapshot.host, snapshot.at_s)
     return _conclude(facts, engine)
 
 
@@ -488,19 +503,13 @@ def _see_processes(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
             before = None  # the pid was given to another process
         known[process.pid] = tracks.see_process(before, process, at_s)
     for pid, track in known.items():
-        if pid not in present and track.present:
-            known[pid] = msgspec.structs.replace(track, present=False)
-        if pid in section.ended:
-            known[pid] = msgspec.structs.replace(
-                known[pid], present=False, exit_status=section.ended[pid]
-            )
+        if (pid not in present and track.present) or pid in section.ended:
+            known[pid] = tracks.see_end(track, at_s, section.ended.get(pid))
     for pid in section.roots:
         if pid in section.ended and pid not in known:  # it ended before the first look
             unseen = Process(pid=pid, ppid=0, start_ticks=0, title="", comm="", state="", cpu_s=0.0)
-            known[pid] = msgspec.structs.replace(
-                tracks.see_process(None, unseen, at_s),
-                present=False,
-                exit_status=section.ended[pid],
+            known[pid] = tracks.see_end(
+                tracks.see_process(None, unseen, at_s), at_s, section.ended[pid]
             )
     # Compilers come and go by the thousand; what they used is in their parents' counters.
     known = {
@@ -515,7 +524,7 @@ def _see_processes(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
             workers.setdefault(track.owner, []).append(track)
     for pid, helpers in workers.items():
         known[pid] = _credit_descendants(known[pid], helpers, at_s)
-    return msgspec.structs.replace(facts, tracks=known)
+    return msgspec.structs.replace(facts, tracks=known, parents=section.parents)
 
 
 def _name_processes(
@@ -540,12 +549,21 @@ def _name_processes(
             named[pid] = msgspec.structs.replace(named[pid], role=role_id)
     for pid, track in named.items():
         parents = _parents(track, named)
-        if track.rank and any(named[parent].rank == track.rank for parent in parents):
-            # A child of a rank bears the rank's title until it runs a program of its own.
+        if any(_is_fork(track, named[parent]) for parent in parents):
             track = msgspec.structs.replace(track, role="", rank=None)  # noqa: PLW2901
         owner = next((parent for parent in parents if named[parent].role), None)
         named[pid] = track if track.role else msgspec.structs.replace(track, owner=owner)
     return named
+
+
+def _is_fork(track: Track, parent: Track) -> bool:
+    """Tell whether a process still bears the title of the one that forked it.
+
+    It does until it runs a program of its own, or ends: neither is one of the launch's own.
+    """
+    if track.rank is not None or parent.rank is not None:
+        return track.rank == parent.rank
+    return bool(track.role) and track.process.title == parent.process.title
 
 
 @lru_cache(maxsize=4096)
@@ -634,6 +652,29 @@ def _family(known: dict[int, Track], pid: int) -> frozenset[int]:
     return frozenset(family)
 
 
+def _see_host(facts: Facts, host: Host, at_s: float) -> Facts:
+    peak = facts.memory_peak
+    for use in memory_uses(host, at_s):
+        if peak is None or use.share >= peak.share:
+            peak = use
+    return msgspec.structs.replace(
+        facts, host=host, host_first=facts.host_first or host, memory_peak=peak
+    )
+
+
+def memory_uses(host: Host, at_s: float) -> list[MemoryUse]:
+    """Return how full the memory is that the launch may use: its cgroup's and the machine's."""
+    uses = []
+    if host.cgroup_limit_bytes and host.cgroup_used_bytes is not None:
+        used, limit = host.cgroup_used_bytes, host.cgroup_limit_bytes
+        uses.append(MemoryUse(of="the cgroup", used_bytes=used, limit_bytes=limit, at_s=at_s))
+    if host.memory_total_bytes and host.memory_available_bytes is not None:
+        total = host.memory_total_bytes
+        used = total - host.memory_available_bytes
+        uses.append(MemoryUse(of="the machine", used_bytes=used, limit_bytes=total, at_s=at_s))
+    return uses
+
+
 def _conclude(facts: Facts, engine: Engine) -> Facts:
     """Compute what follows from everything together: sizes, and the view of each rank."""
     launcher = facts.launcher
@@ -647,8 +688,7 @@ def _conclude(facts: Facts, engine: Engine) -> Facts:
     ranked.sort(key=lambda track: (track.present, -track.process.start_ticks))
     by_name = {track.rank: track for track in ranked if track.rank}
     names = set(by_name) | {name for name in facts.timeline.ranks if name}
-    launch = msgspec.structs.replace(facts.timeline.launch, sizes=dict(sizes))
-    expected = expected_ranks(msgspec.structs.replace(facts.timeline, launch=launch))
+    expected = expected_ranks(sizes)
     if not names <= set(expected):
         expected = ()  # named by another scheme than the one we know
     before = {rank.name: rank for rank in facts.ranks}

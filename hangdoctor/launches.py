@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from hangdoctor.engines import ONLY_RANK
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,17 +33,61 @@ def sizes_of(engine: Engine, command: str, timeline: Timeline) -> Sizes:
 def expected_count(sizes: Sizes) -> int | None:
     """Return how many ranks this machine should have; None where the size is not known.
 
-    pp x tp of a node, times dp only without attention data parallelism, where dp lives inside tp.
-
     >>> expected_count({"tp": 8}), expected_count({"tp": 8, "dp": 2, "dp_attention": 1})
     (8, 8)
     >>> expected_count({"tp": 8, "pp": 2, "nnodes": 2}), expected_count({"tp": 2, "dp": 2})
     (8, 4)
     """
+    return len(_places(sizes)) or None
+
+
+def expected_ranks(sizes: Sizes) -> tuple[str, ...]:
+    """Return the names of the ranks that this machine should have; empty where it cannot be told.
+
+    They are those of SGLang's prefix (managers/scheduler.py): a part for each size above 1, DP
+    wherever dp is.
+
+    >>> expected_ranks({"tp": 2}), expected_ranks({"tp": 1}), expected_ranks({"tp": 1, "dp": 2})
+    (('TP0', 'TP1'), ('TP0',), ('DP0', 'DP1'))
+    >>> expected_ranks({"tp": 4, "pp": 2, "nnodes": 4, "node_rank": 3})
+    ('PP1 TP2', 'PP1 TP3')
+    """
+    if sizes.get("attn_cp", 1) > 1 or sizes.get("moe_dp", 1) > 1:
+        return ()
+    tp, pp, dp, ep = (max(1, sizes.get(name, 1)) for name in ("tp", "pp", "dp", "ep"))
+    attention = bool(sizes.get("dp_attention")) and dp > 1
+    ranks = []
+    for replica, pp_rank, tp_rank in _places(sizes):
+        dp_rank = tp_rank // max(tp // dp, 1) if attention else replica
+        parts = (
+            ("DP", dp_rank, dp > 1),
+            ("PP", pp_rank, pp > 1),
+            ("TP", tp_rank, tp > 1),
+            ("EP", tp_rank // max(tp // ep, 1), ep > 1),
+        )
+        ranks.append(" ".join(f"{name}{value}" for name, value, shown in parts if shown))
+    return tuple(rank or ONLY_RANK for rank in ranks)
+
+
+def _places(sizes: Sizes) -> list[tuple[int, int, int]]:
+    """Return replica, pipeline rank and tensor rank of each rank of this node.
+
+    There are tp * pp / nnodes, times dp only without attention data parallelism, where dp lies
+    inside tp; dealt out to the nodes as entrypoints/engine.py does it.
+    """
     if "tp" not in sizes:
-        return None
-    count = sizes["tp"] * sizes.get("pp", 1) // max(1, sizes.get("nnodes", 1))
-    return count if sizes.get("dp_attention") else count * sizes.get("dp", 1)
+        return []
+    tp, pp, dp = (max(1, sizes.get(name, 1)) for name in ("tp", "pp", "dp"))
+    nnodes, node = max(1, sizes.get("nnodes", 1)), sizes.get("node_rank", 0)
+    pp_per_node, nodes_per_pp = max(pp // nnodes, 1), max(nnodes // pp, 1)
+    tp_per_node = max(tp // nodes_per_pp, 1)
+    pp_start, tp_start = pp_per_node * (node // nodes_per_pp), tp_per_node * (node % nodes_per_pp)
+    return [
+        (replica, pp_rank, tp_rank)
+        for replica in range(1 if sizes.get("dp_attention") else dp)
+        for pp_rank in range(pp_start, pp_start + pp_per_node)
+        for tp_rank in range(tp_start, tp_start + tp_per_node)
+    ]
 
 
 def rank_order(name: str) -> tuple[tuple[str, int], ...]:

@@ -148,11 +148,15 @@ class Processes(Struct, frozen=True, tag="processes"):
         ended: processes of the tree that ended since the recording began: pid to wait status as
             os.waitstatus_to_exitcode gives it (negative for a signal), None where only their
             parent knows.
+        parents: titles of the living parents of the topmost processes, by the parent's pid: what
+            stands above the tree. An orphan's parent is init, a container's first process, or
+            another that reaps.
     """
 
     processes: tuple[Process, ...]
     roots: tuple[int, ...] = ()
     ended: dict[int, int | None] = {}
+    parents: dict[int, str] = {}
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -354,6 +358,18 @@ class Gpus(Struct, frozen=True, tag="gpus"):
     driver: str = ""
 
 
+class KernelMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A line of the kernel's log that may tell of a death: an OOM kill, a fault of a card.
+
+    Attributes:
+        boot_s: seconds since boot, as the kernel stamps it.
+        text: the line without its stamp.
+    """
+
+    boot_s: float
+    text: str
+
+
 class Host(Struct, frozen=True, tag="host"):
     """The machine, and the cgroup of the launch.
 
@@ -361,7 +377,11 @@ class Host(Struct, frozen=True, tag="host"):
         load_1m: load average; cpu_count: CPUs that the launch may use.
         pressure_pct: PSI "some avg10" for "cpu", "io" and "memory", where the kernel has it.
         oom_kills: counter `oom_kill` of the launch's cgroup; only its growth means anything.
+        cgroup_used_bytes, cgroup_limit_bytes: memory of the tightest cgroup above the launch that
+            has a limit; None where none has.
+        cgroup_limit_hits: how often that limit was met, which makes the kernel reclaim first.
         shm_used_bytes, shm_total_bytes: of /dev/shm.
+        kernel_log: its newest lines on OOM kills and Xid errors, oldest first.
     """
 
     load_1m: float | None = None
@@ -371,8 +391,12 @@ class Host(Struct, frozen=True, tag="host"):
     swap_used_bytes: int | None = None
     pressure_pct: dict[str, float] = {}
     oom_kills: int | None = None
+    cgroup_used_bytes: int | None = None
+    cgroup_limit_bytes: int | None = None
+    cgroup_limit_hits: int | None = None
     shm_used_bytes: int | None = None
     shm_total_bytes: int | None = None
+    kernel_log: tuple[KernelMessage, ...] | Missing | None = None
 
 
 class LogPosition(Struct, frozen=True, tag="log"):

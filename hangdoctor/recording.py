@@ -304,8 +304,17 @@ def _outline(snapshot: Snapshot) -> object:
 
 
 def _host_outline(host: Host | Missing | None) -> object:
-    """Return what of the machine must not be lost: why it was not seen, and the OOM kills."""
-    return host.oom_kills if isinstance(host, Host) else (host,)
+    """Return what of the machine must not be lost: why it was not seen, deaths, full memory."""
+    if not isinstance(host, Host):
+        return (host,)
+    used, limit = host.cgroup_used_bytes, host.cgroup_limit_bytes
+    free, total = host.memory_available_bytes, host.memory_total_bytes
+    return (
+        host.oom_kills,
+        host.kernel_log,
+        round(20 * used / limit) if limit and used is not None else None,
+        round(20 * free / total) if total and free is not None else None,
+    )
 
 
 def _process_outline(process: Process) -> object:

@@ -7,6 +7,7 @@ on eventfds, pipes and sockets do not: a stuck rank can read 13 MB/s from an eve
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -61,7 +62,8 @@ class Track(Struct, frozen=True):
         owner: pid of the nearest ancestor with a role of its own; None for such a process itself.
         first_at_s, seen_at_s: recording time of the first and the last look at it.
         present: it was there at the last look at processes.
-        exit_status: as in Processes.ended.
+        exit_status: as in Processes.ended, or of a zombie.
+        ended_at_s: since when it is gone or a zombie; stopped_since_s: since when it is in state T.
         cpu_pct: of one core, between the last two looks.
         write_calls_per_s, bytes_per_write, read_calls_per_s, bytes_per_read: from /proc/PID/io.
         runaway_since_s: since then it makes tiny writes at a rate no event explains.
@@ -94,6 +96,8 @@ class Track(Struct, frozen=True):
     seen_at_s: float = 0.0
     present: bool = True
     exit_status: int | None = None
+    ended_at_s: float | None = None
+    stopped_since_s: float | None = None
     cpu_pct: float | None = None
     write_calls_per_s: float | None = None
     bytes_per_write: float | None = None
@@ -137,6 +141,7 @@ def see_process(track: Track | None, process: Process, at_s: float) -> Track:
             peak_rss_file_bytes=process.rss_file_bytes or 0,
             positions=_positions(process),
             files_at_s=at_s,
+            **_state_changes(None, process, at_s),
         )
     seconds = at_s - track.seen_at_s
     if seconds <= 0:
@@ -160,8 +165,24 @@ def see_process(track: Track | None, process: Process, at_s: float) -> Track:
         positions=track.positions if process.files is None else _positions(process),
         files_at_s=track.files_at_s if process.files is None else at_s,
         **_peaks(track, process, at_s),
+        **_state_changes(track, process, at_s),
         **changes,
     )
+
+
+def see_end(track: Track, at_s: float, status: int | None) -> Track:
+    """Take in that a process is gone, and how it ended where that is known."""
+    return msgspec.structs.replace(
+        track,
+        present=False,
+        ended_at_s=at_s if track.ended_at_s is None else track.ended_at_s,
+        exit_status=track.exit_status if status is None else status,
+    )
+
+
+def lives(track: Track) -> bool:
+    """Tell whether a process is there and no zombie."""
+    return track.present and track.process.state not in "ZX"
 
 
 def see_stacks(
@@ -240,6 +261,22 @@ def on_storage(process: Process) -> str:
 def moved(track: Track, at_s: float, moved_by: str) -> Track:
     """Return the track with progress that was seen elsewhere: the log, the GPU, a descendant."""
     return msgspec.structs.replace(track, moved_at_s=at_s, moved_by=moved_by)
+
+
+def _state_changes(track: Track | None, process: Process, at_s: float) -> dict[str, Any]:
+    """Return since when a process is dead or stopped, and how a zombie ended."""
+    changes: dict[str, Any] = {}
+    if process.state in ("Z", "X"):
+        changes["ended_at_s"] = (
+            at_s if track is None or track.ended_at_s is None else track.ended_at_s
+        )
+        if process.exit_code is not None:
+            changes["exit_status"] = os.waitstatus_to_exitcode(process.exit_code)
+    stopped_since_s = track.stopped_since_s if track else None
+    changes["stopped_since_s"] = (
+        None if process.state != "T" else at_s if stopped_since_s is None else stopped_since_s
+    )
+    return changes
 
 
 def _rates(before: Process, now: Process, seconds: float) -> dict[str, float | None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hangdoctor.collect import gpus, host, processes, procfs, stacks, waits
+from hangdoctor.collect.exits import Exits
 from hangdoctor.collect.look import Job, Look
 from hangdoctor.collect.worker import Worker, ask_all
 from hangdoctor.model import Gpus, Host, Missing, Processes, Snapshot, Stacks, Waits
@@ -49,6 +50,8 @@ COLLECTORS: dict[str, Job] = {
 _PARTS = {"files": "processes", "locks": "waits"}
 """What is a part of which section, on a beat of its own."""
 
+NEAR_ROOT = 3
+"""Levels below the root (a launcher, a controller) at which engines have their own processes."""
 MOST_ENDED = 200
 """Ended processes further down the tree that are kept; a compilation leaves thousands behind."""
 
@@ -80,6 +83,8 @@ class Observer:
         self._known: dict[int, int] = {}
         self._depth = dict.fromkeys(root_pids, 0)
         self._exit_codes: dict[int, int] = {}
+        self._exits = Exits(self._proc)
+        self._zombies: set[int] = set()
         self._ended: dict[int, int | None] = {pid: None for pid, stat in stats.items() if not stat}
         self._workers: dict[str, Worker] = {}
 
@@ -101,6 +106,7 @@ class Observer:
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
+        self._exits.close()
 
     def take(self, due: frozenset[str], *, at_s: float, wall_s: float) -> Snapshot:
         """Ask the collectors that are due, all at once, and return what they say.
@@ -128,7 +134,10 @@ class Observer:
         answers = ask_all(dict.fromkeys(asked.values(), look))
         sections: dict[str, Any] = {name: answers[worker][0] for name, worker in asked.items()}
         if isinstance(found := sections.get("processes"), Processes):
-            self._follow(found)
+            if self._follow(found) and "host" not in due:
+                # Its counters before a death are known; those after it say whether memory ran out.
+                worker = self._worker("host")
+                sections["host"] = ask_all({worker: look})[worker][0]
             sections["processes"] = msgspec.structs.replace(
                 found, roots=self._root_pids, ended=dict(self._ended)
             )
@@ -141,20 +150,37 @@ class Observer:
             worker = self._workers[name] = Worker(name, COLLECTORS[name])
         return worker
 
-    def _follow(self, found: Processes) -> None:
-        """Remember who is there, and who no longer is."""
+    def _follow(self, found: Processes) -> bool:
+        """Remember who is there, and who no longer is; tell whether one near the root has died."""
         now = {process.pid: process.start_ticks for process in found.processes}
+        died = False
         for pid, start in (self._roots | self._known).items():
             if now.get(pid) != start and pid not in self._ended:
-                code = self._exit_codes.pop(pid, None)
+                code = self._exits.status(pid)
+                code = self._exit_codes.pop(pid, code)
                 self._ended[pid] = None if code is None else os.waitstatus_to_exitcode(code)
+                died = died or self._depth.get(pid, 9) <= NEAR_ROOT
         for process in found.processes:
-            self._depth.setdefault(process.pid, self._depth.get(process.ppid, 0) + 1)
-            if process.state == "Z" and process.exit_code is not None:
-                self._exit_codes[process.pid] = process.exit_code
+            depth = self._depth.setdefault(process.pid, self._depth.get(process.ppid, 0) + 1)
+            if process.state == "Z":
+                died = died or (process.pid not in self._zombies and depth <= NEAR_ROOT)
+                self._zombies.add(process.pid)
+                if process.exit_code is not None:
+                    self._exit_codes[process.pid] = process.exit_code
+            elif depth <= NEAR_ROOT:
+                self._exits.hold(process.pid, process.start_ticks)
             if process.pid in self._ended:  # its number is in use again
                 del self._ended[process.pid]
         self._known = now
-        deep = [pid for pid in self._ended if self._depth.get(pid, 9) > 2]
+        deep = [pid for pid in self._ended if self._depth.get(pid, 9) >= NEAR_ROOT]
         for pid in deep[:-MOST_ENDED]:
             del self._ended[pid]
+        # A compilation passes through many thousands of processes.
+        self._zombies &= now.keys()
+        self._exit_codes = {pid: code for pid, code in self._exit_codes.items() if pid in now}
+        self._depth = {
+            pid: depth
+            for pid, depth in self._depth.items()
+            if pid in now or pid in self._ended or pid in self._roots
+        }
+        return died

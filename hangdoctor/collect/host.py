@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hangdoctor.collect import procfs
+from hangdoctor.collect import kernel_log, procfs
 from hangdoctor.model import Host
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def read(look: Look) -> Host:
     memory = parse_meminfo(_read(f"{proc}/meminfo") or b"")
     load = _read(f"{proc}/loadavg")
     used, total = _shm(proc, world, pid)
+    memory_group = _memory_group(proc, world, pid)
     swap_total, swap_free = memory.get("SwapTotal"), memory.get("SwapFree")
     return Host(
         load_1m=float(load.split()[0]) if load else None,
@@ -42,8 +43,12 @@ def read(look: Look) -> Host:
             if (pressure := parse_pressure(_read(f"{proc}/pressure/{name}") or b"")) is not None
         },
         oom_kills=_oom_kills(proc, world, pid),
+        cgroup_used_bytes=memory_group.get("used"),
+        cgroup_limit_bytes=memory_group.get("limit"),
+        cgroup_limit_hits=memory_group.get("hits"),
         shm_used_bytes=used,
         shm_total_bytes=total,
+        kernel_log=kernel_log.read(f"{world}/dev/kmsg"),
     )
 
 
@@ -104,6 +109,70 @@ def parse_cpu_max(raw: bytes) -> float | None:
     """
     quota, _, period = raw.decode().partition(" ")
     return None if quota.strip() in ("max", "-1", "") else int(quota) / int(period or 100000)
+
+
+def parse_counters(raw: bytes) -> dict[str, int]:
+    r"""Parse lines of a name and a number, as in memory.events and memory.stat.
+
+    >>> parse_counters(b"max 12\noom_kill 1\n")
+    {'max': 12, 'oom_kill': 1}
+    """
+    pairs = (line.split() for line in raw.decode(errors="replace").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _memory_group(proc: str, world: str, pid: int | None) -> dict[str, int]:
+    """Return used, limit and hits of the tightest cgroup of a process; {} where none has a limit.
+
+    Used is without the page cache, which a load from files fills up to the limit, and which the
+    kernel takes back before it kills.
+    """
+    found = []
+    for directory, version in _memory_directories(proc, world, pid) if pid is not None else ():
+        limit_name, used_name, cache_names = _MEMORY_FILES[version]
+        limit, used = (_read(f"{directory}/{name}") or b"" for name in (limit_name, used_name))
+        if not limit.strip().isdigit() or not used.strip().isdigit() or int(limit) > _NO_LIMIT:
+            continue
+        stat = parse_counters(_read(f"{directory}/memory.stat") or b"")
+        group = {
+            "limit": int(limit),
+            "used": max(0, int(used) - sum(stat.get(name, 0) for name in cache_names)),
+        }
+        hits = (
+            parse_counters(_read(f"{directory}/memory.events") or b"").get("max")
+            if version == 2
+            else int(_read(f"{directory}/memory.failcnt") or b"0")
+        )
+        found.append(group if hits is None else group | {"hits": hits})
+    return max(found, key=lambda group: group["used"] / max(1, group["limit"]), default={})
+
+
+_MEMORY_FILES = {
+    1: (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_active_file", "total_inactive_file"),
+    ),
+    2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
+}
+_NO_LIMIT = 1 << 60
+"""Version 1 writes a number near 2^63 where there is no limit."""
+
+
+def _memory_directories(proc: str, world: str, pid: int) -> list[tuple[str, int]]:
+    """Return the memory cgroup of a process and those above it, with their version."""
+    groups = parse_cgroups(_read(f"{proc}/{pid}/cgroup") or b"")
+    found = []
+    for root in (f"{world}/sys/fs/cgroup", f"{proc}/{pid}/root/sys/fs/cgroup"):
+        for name, base, version in (("memory", "/memory", 1), ("", "", 2), ("", "/unified", 2)):
+            if name not in groups:
+                continue
+            parts = [part for part in groups[name].split("/") if part and part != ".."]
+            found += [
+                ("/".join([f"{root}{base}", *parts[:count]]), version)
+                for count in range(len(parts), -1, -1)
+            ]
+    return found
 
 
 def cgroup_file(proc: str, world: str, pid: int, controller: str, *, v1: str, v2: str) -> bytes:

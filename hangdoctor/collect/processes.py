@@ -72,7 +72,11 @@ def read(look: Look) -> Processes:
         if look.files:
             process = _with_files(process, files.get(key, _NO_FILES))
         processes.append(process)
-    return Processes(processes=tuple(processes), roots=tuple(look.roots))
+    return Processes(
+        processes=tuple(processes),
+        roots=tuple(look.roots),
+        parents=_parents(look.proc, stats, processes),
+    )
 
 
 def tree(stats: dict[int, Stat], look: Look) -> list[int]:
@@ -154,6 +158,13 @@ def position(fdinfo: bytes) -> int | None:
     if not flags or not offset or int(flags[1], 8) & os.O_ACCMODE == os.O_WRONLY:
         return None
     return int(offset[1])
+
+
+def _parents(proc: str, stats: dict[int, Stat], processes: Iterable[Process]) -> dict[int, str]:
+    """Return the titles of what stands above the tree."""
+    inside = {process.pid for process in processes}
+    above = {process.ppid for process in processes} - inside
+    return titles_of(proc, [stats[pid] for pid in sorted(above) if pid in stats])
 
 
 def _orphans(stats: dict[int, Stat], look: Look, tree: set[int]) -> list[int]:

@@ -153,7 +153,7 @@ class Sign(Pattern, frozen=True, kw_only=True):
     """A line that means something besides progress.
 
     Where a line names the ranks that others waited for, or that died, a group `blamed` of the
-    pattern captures their numbers.
+    pattern captures their numbers; `status` the exit status that it tells, `pid` of whom.
 
     Attributes:
         kind: "exception": a rank failed; "fatal": the launch is ending; "timeout": a wait was

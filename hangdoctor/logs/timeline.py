@@ -16,7 +16,7 @@ import msgspec
 
 from hangdoctor import frames, known_issues
 from hangdoctor.engines import ONLY_RANK, PHASES, Milestone, Phase, Sign, load, names, needle
-from hangdoctor.launches import rank_order
+from hangdoctor.launches import expected_ranks, rank_order
 from hangdoctor.logs.parse import ParserState, finish, parse
 from hangdoctor.model import Frame
 
@@ -109,7 +109,8 @@ class SignSeen(msgspec.Struct, frozen=True):
 
     Attributes:
         rank: that printed it, "" for the launch.
-        blamed: numbers of the ranks that it says others wait for.
+        blamed: numbers of the ranks that it says others wait for, or that died.
+        status: exit status that it tells, negative for a signal; pid: of that process.
     """
 
     id: str
@@ -119,6 +120,8 @@ class SignSeen(msgspec.Struct, frozen=True):
     text: str
     time_s: float | None = None
     blamed: tuple[int, ...] = ()
+    status: int | None = None
+    pid: int | None = None
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -208,39 +211,6 @@ def phase_of(timeline: Timeline, rank: str) -> Phase:
     return max(own, floor, key=PHASES.index)
 
 
-def expected_ranks(timeline: Timeline) -> tuple[str, ...]:
-    """Return the names of the ranks that this node should have; empty where it cannot be told.
-
-    There are tp * pp / nnodes, times dp only without dp_attention, where dp lies inside tp. The
-    names are those of SGLang's prefix (managers/scheduler.py): a part for each size above 1, DP
-    wherever dp is; ranks of a node as entrypoints/engine.py deals them out.
-    """
-    sizes = timeline.launch.sizes
-    if "tp" not in sizes:
-        return ()
-    tp, pp, dp, ep = (max(1, sizes.get(name, 1)) for name in ("tp", "pp", "dp", "ep"))
-    nnodes, node = max(1, sizes.get("nnodes", 1)), sizes.get("node_rank", 0)
-    attention = bool(sizes.get("dp_attention")) and dp > 1
-    if sizes.get("attn_cp", 1) > 1 or sizes.get("moe_dp", 1) > 1:
-        return ()
-    pp_per_node, nodes_per_pp = max(pp // nnodes, 1), max(nnodes // pp, 1)
-    tp_per_node = max(tp // nodes_per_pp, 1)
-    pp_start, tp_start = pp_per_node * (node // nodes_per_pp), tp_per_node * (node % nodes_per_pp)
-    ranks = []
-    for replica in range(1 if attention or dp == 1 else dp):
-        for pp_rank in range(pp_start, pp_start + pp_per_node):
-            for tp_rank in range(tp_start, tp_start + tp_per_node):
-                dp_rank = tp_rank // max(tp // dp, 1) if attention else replica
-                parts = (
-                    ("DP", dp_rank, dp > 1),
-                    ("PP", pp_rank, pp > 1),
-                    ("TP", tp_rank, tp > 1),
-                    ("EP", tp_rank // max(tp // ep, 1), ep > 1),
-                )
-                ranks.append(" ".join(f"{name}{value}" for name, value, shown in parts if shown))
-    return tuple(rank or ONLY_RANK for rank in ranks)
-
-
 def phase_durations(timeline: Timeline) -> dict[Phase, float]:
     """Return how long each phase took, in seconds, from its first rank's line to the next one's.
 
@@ -266,7 +236,7 @@ def lacking(timeline: Timeline) -> dict[str, tuple[str, ...]]:
     Empty once the HTTP server runs: no rank can be behind of that.
     """
     ranks = {name: log for name, log in timeline.ranks.items() if name}
-    for name in expected_ranks(timeline):
+    for name in expected_ranks(timeline.launch.sizes):
         ranks.setdefault(name, RankLog())
     if "" in timeline.ranks and PHASES.index(timeline.ranks[""].phase) >= PHASES.index("warmup"):
         return {}
@@ -492,7 +462,7 @@ class _Fold:
         if found is None:
             return
         sign, match = found
-        blamed = match.groupdict().get("blamed") or ""
+        told = match.groupdict()
         seen = SignSeen(
             sign.id,
             sign.kind,
@@ -500,7 +470,9 @@ class _Fold:
             line.number,
             place.text,
             place.time_s,
-            tuple(int(number) for number in re.findall(r"\d+", blamed)),
+            tuple(int(number) for number in re.findall(r"\d+", told.get("blamed") or "")),
+            _number(told.get("status")),
+            _number(told.get("pid")),
         )
         if sign.kind == "exception":
             if self.tracing is None or line.time_s is not None:
@@ -538,6 +510,11 @@ class _Fold:
 
 _QUOTED_FRAME = re.compile(r"\s*(?P<function>[\w.<>]+) \((?P<path>[^\s():]+):(?P<line>\d+)\)")
 """A frame as py-spy prints it, which SGLang's watchdog does into the log."""
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None
+
 
 _ERROR_LINE = re.compile(
     r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|OutOfMemory\w*)(?::|$)"

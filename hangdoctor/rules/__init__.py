@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangdoctor.rules import device, known_issues, logs, startup, waits
+from hangdoctor.rules import deaths, device, known_issues, logs, machine, startup, waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 RULES: tuple[Rule, ...] = (
     known_issues.known_issue,
-    startup.rank_died,
+    deaths.rank_died,
+    deaths.launcher_died,
+    deaths.engine_process_died,
     startup.launch_ended,
     startup.exception_in_rank,
-    waits.rank_stopped,
+    deaths.rank_stopped,
     waits.waiting_for_rank_elsewhere,
     waits.rank_not_built,
     waits.waits_in_a_circle,
@@ -42,6 +44,8 @@ RULES: tuple[Rule, ...] = (
     waits.eventfd_runaway,
     waits.busy_without_progress,
     device.gpu_spinning,
+    device.gpu_fault,
+    machine.machine_short,
     startup.compile_running,
     startup.launcher_waits_for_ranks,
     startup.warmup_request_unanswered,

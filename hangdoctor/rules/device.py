@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.model import Gpu
+from hangdoctor.rules.deaths import kernel_messages
 from hangdoctor.waitgraph import SPIN_S
 
 if TYPE_CHECKING:
@@ -56,3 +58,34 @@ def gpu_spinning(case: Case) -> Iterator[Finding]:
             if isinstance(card.gpu, Gpu) and card.gpu.power_w and card.idle_power_w
         ),
     )
+
+
+def gpu_fault(case: Case) -> Iterator[Finding]:
+    """The driver reported a fault of a card since the launch began.
+
+    What it sees: lines "NVRM: Xid" in the kernel's log, newer than the launch.
+    Why it matters: an Xid tells of a kernel that faulted (13, 31), a card that fell off the bus
+    (79) or broken memory (48, 63, 94); a rank whose card is gone waits for it for ever. Some are
+    harmless, or another process's, so that it is a reading and no verdict.
+    What to do: look the number up in NVIDIA's Xid catalogue; nvidia-smi -q; reset the node.
+    """
+    facts = case.facts
+    pids = {track.process.pid: track.rank or track.role for track in facts.tracks.values()}
+    for message in kernel_messages(facts):
+        match = _XID.search(message.text)
+        if match is None:
+            continue
+        owner = pids.get(int(match["pid"])) if match["pid"] else None
+        yield Finding(
+            rule="gpu-fault",
+            verdict="found",
+            title=f"the driver reported Xid {match['number']} on {match['bus']}"
+            + (f", of {owner}" if owner else ""),
+            ranks=(owner,) if owner and facts.rank(owner) else (),
+            confidence="medium" if owner else "low",
+            because=(Evidence(text=f"kernel: {message.text}"),),
+            advice=(f"look Xid {match['number']} up in NVIDIA's catalogue; nvidia-smi -q",),
+        )
+
+
+_XID = re.compile(r"NVRM: Xid \((?P<bus>[^)]*)\): (?P<number>\d+)(?:, pid=(?P<pid>\d+))?")

@@ -20,6 +20,8 @@ from hangdoctor.rules.case import (
     stands,
     to_blame_for_failure,
 )
+from hangdoctor.rules.deaths import describe_status, exception_of
+from hangdoctor.tracks import lives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,68 +30,9 @@ if TYPE_CHECKING:
     from hangdoctor.facts import RankFacts
     from hangdoctor.findings import Confidence
     from hangdoctor.rules.case import Case
-    from hangdoctor.tracks import Track
 
 FATAL_EXCEPTIONS = ("scheduler-exception",)
 """Signs after which a rank is lost; any other traceback may have been caught."""
-
-
-def rank_died(case: Case) -> Iterator[Finding]:
-    """A rank has ended while the launch goes on.
-
-    What it sees: a rank process that was there and is gone or a zombie, with peers alive.
-    Why it matters: the peers wait for it for ever; a launcher that reads the ranks' pipes in order
-    does not notice. Exit status -9 is most often the kernel's out-of-memory killer.
-    What to do: read the dead rank's last lines; dmesg for "Killed process"; end the launch.
-    """
-    facts = case.facts
-    dead = [rank for rank in facts.ranks if rank.present is False and rank.pid is not None]
-    dead += _died_before_we_came(case)
-    alive = [rank for rank in facts.ranks if rank.present]
-    launcher_gone = facts.launcher is not None and not _lives(facts.launcher)
-    if not dead or (not alive and launcher_gone):
-        return
-    names = tuple(rank.name for rank in dead)
-    failed = [rank for rank in dead if exceptions(facts).get(rank.name)]
-    track = facts.track(dead[0])
-    status = track.exit_status if track else None
-    grew = _oom_kills(case)
-    why = [
-        f"exit status {status}" if status is not None else "",
-        "the kernel's out-of-memory killer struck in its cgroup" if grew else "",
-    ]
-    yield Finding(
-        rule="rank-died",
-        verdict="found",
-        title=f"{enumerate_names(names)} {'has' if len(names) == 1 else 'have'} died"
-        + (f" ({', '.join(filter(None, why))})" if any(why) else "")
-        + (f" while {enumerate_names([r.name for r in alive][:4])} still " if alive else "")
-        + ("" if not alive else "waits" if len(alive) == 1 else "wait"),
-        ranks=names,
-        # A rank that ended others with it by its exception is to blame for them too.
-        culprits=(to_blame_for_failure(case) if failed else ()) or names,
-        state="dead",
-        phase=earliest_phase(tuple(dead)),
-        confidence="high",
-        because=evidence(
-            *(
-                Evidence(
-                    text=f"{rank.name} (pid {rank.pid or 'unknown'}) "
-                    + ("is gone" if rank.pid and rank.state != "Z" else "is a zombie"),
-                    pid=rank.pid,
-                    rank=rank.name,
-                    at_s=facts.at_s,
-                )
-                for rank in dead[:4]
-            ),
-            *(_exception(case, rank.name) for rank in failed[:2]),
-            last_line(case, names[0]),
-        ),
-        advice=(
-            "see whether the kernel killed it: dmesg -T | grep -i 'killed process'",
-            "the launch cannot come up any more: end it, all of its processes",
-        ),
-    )
 
 
 def launch_ended(case: Case) -> Iterator[Finding]:
@@ -105,12 +48,14 @@ def launch_ended(case: Case) -> Iterator[Finding]:
     fatal = signs_of(facts, "fatal") + signs_of(facts, "signal")
     if facts.tracks:
         launcher = facts.launcher
-        if launcher is not None and _lives(launcher):
+        if launcher is not None and lives(launcher):
             return
         if any(rank.present for rank in facts.ranks) or (launcher is None and not facts.ranks):
             return
-        status = launcher.exit_status if launcher else None
-        ended = f"the launch has ended{f' with exit status {status}' if status is not None else ''}"
+        how = describe_status(launcher.exit_status if launcher else None)
+        ended = f"the launch has ended{how and ' with '}{how}"
+        if how.startswith("killed"):
+            ended = f"the launch was {how}"
     elif fatal and not facts.header.still_running:
         ended = "the log tells that the launch ended"
     else:
@@ -129,7 +74,7 @@ def launch_ended(case: Case) -> Iterator[Finding]:
         phase="ready" if ready else earliest_phase(ranks) or facts.launch_log_phase,
         confidence="high" if facts.tracks or failed else "medium",
         because=evidence(
-            *(_exception(case, name) for name in (*failed[:3], "")),
+            *(exception_of(case, name) for name in (*failed[:3], "")),
             *(
                 Evidence(text=sign.text[:200], rank=sign.rank, log_line=sign.number)
                 for sign in fatal[:3]
@@ -167,7 +112,7 @@ def exception_in_rank(case: Case) -> Iterator[Finding]:
         phase=earliest_phase(ranks),
         confidence="high",
         because=evidence(
-            *(_exception(case, name) for name in failed[:3]),
+            *(exception_of(case, name) for name in failed[:3]),
             *(stands(case, rank) for rank in ranks[:2]),
         ),
         advice=("read that traceback first", "the launch cannot come up any more: end it"),
@@ -341,7 +286,7 @@ def still_progressing(case: Case) -> Iterator[Finding]:
     if case.still_s >= case.stall_after_s or case.facts.watched_s < 1:
         return
     launcher = facts.launcher
-    alive = any(rank.present for rank in facts.ranks) or (launcher and _lives(launcher))
+    alive = any(rank.present for rank in facts.ranks) or (launcher and lives(launcher))
     if not alive or not (moving or _moved_at_all(case)):
         return
     phase = earliest_phase(tuple(rank for rank in facts.ranks if rank.present is not False))
@@ -412,30 +357,6 @@ def files_changed(case: Case) -> Iterator[Finding]:
     )
 
 
-def _died_before_we_came(case: Case) -> list[RankFacts]:
-    """Return the ranks that are missing where the launcher has as many zombies as children.
-
-    A zombie has no title any more, so that nothing else says which rank it was.
-    """
-    facts, launcher = case.facts, case.facts.launcher
-    if launcher is None:
-        return []
-    missing = [rank for rank in facts.ranks if rank.present is False and rank.pid is None]
-    zombies = [
-        track
-        for track in facts.tracks.values()
-        if track.present
-        and track.process.state == "Z"
-        and not track.rank
-        and track.process.ppid == launcher.process.pid
-    ]
-    return missing if zombies and len(missing) <= len(zombies) else []
-
-
-def _lives(track: Track) -> bool:
-    return track.present and track.process.state not in "ZX"
-
-
 def _serves(case: Case) -> bool:
     """Tell from the stacks alone whether the server is ready.
 
@@ -477,18 +398,6 @@ def _moved_at_all(case: Case) -> bool:
     times = [track.moved_at_s for track in case.facts.tracks.values() if track.owner is None]
     times.append(case.facts.log_moved_at_s)
     return any(at_s is not None and at_s > first for at_s in times)
-
-
-def _oom_kills(case: Case) -> int:
-    first, last = case.facts.host_first, case.facts.host
-    if first is None or last is None or first.oom_kills is None or last.oom_kills is None:
-        return 0
-    return last.oom_kills - first.oom_kills
-
-
-def _exception(case: Case, name: str) -> Evidence | None:
-    text = exceptions(case.facts).get(name)
-    return Evidence(text=f"{name or 'launch'}: {text}", rank=name or None) if text else None
 
 
 def _paths(paths: list[str]) -> str:

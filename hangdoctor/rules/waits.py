@@ -42,49 +42,6 @@ if TYPE_CHECKING:
     from hangdoctor.rules.case import Case
 
 
-def rank_stopped(case: Case) -> Iterator[Finding]:
-    """A process of the launch is stopped, or held by a debugger.
-
-    What it sees: state T or t of the main thread, or a TracerPid.
-    Why it matters: a stopped rank runs nothing, and its peers wait for it for ever. Ctrl-Z, a
-    debugger that was killed, or a container that was paused leave such a process behind.
-    What to do: end the debugger, or continue the process with `kill -CONT PID`.
-    """
-    for rank in case.facts.ranks:
-        track = case.facts.track(rank)
-        if track is None or not rank.present:
-            continue
-        process = track.process
-        stopped = process.state in "Tt"
-        if not stopped and not process.tracer_pid:
-            continue
-        by = f" by process {process.tracer_pid}" if process.tracer_pid else ""
-        what = f"is held{by} (a debugger)" if process.tracer_pid else "is stopped by a signal"
-        finding = Finding(
-            rule="rank-stopped",
-            verdict="found" if stopped else "undecided",
-            title=f"{rank.name} {what}",
-            ranks=(rank.name,),
-            culprits=(rank.name,) if stopped else (),
-            phase=rank.phase,
-            confidence="high",
-            because=evidence(
-                Evidence(
-                    text=f"{rank.name} (pid {process.pid}) is in state {process.state}",
-                    pid=process.pid,
-                    rank=rank.name,
-                    at_s=case.facts.at_s,
-                )
-            ),
-            advice=(
-                f"see who holds it: grep -E 'State|TracerPid' /proc/{process.pid}/status",
-                f"continue it: kill -CONT {process.pid}",
-            ),
-        )
-        # A process in state T cannot be at work in secret: stillness of half the time is enough.
-        yield (judge(case, (rank,), finding, needed_s=case.stall_after_s) if stopped else finding)
-
-
 def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     """Ranks wait in a collective for one that is somewhere else.
 

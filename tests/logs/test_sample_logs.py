@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hangdoctor.engines import PHASES, load
+from hangdoctor.launches import expected_ranks
 from hangdoctor.logs.timeline import (
     detect_engine,
-    expected_ranks,
     lacking,
     phase_of,
     read_timeline,
@@ -87,7 +87,7 @@ def test_every_sample_log_is_in_the_table():
 def test_a_sample_log_is_recognised_and_tells_how_far_each_rank_came(name):
     phases, lacks, signs = CASES[name]
     timeline = _timeline(name)
-    ranks = expected_ranks(timeline)
+    ranks = expected_ranks(timeline.launch.sizes)
     assert detect_engine((DIRECTORY / f"{name}.log").read_bytes()) == "sglang"
     assert [phase_of(timeline, rank) for rank in ranks] == phases
     assert lacking(timeline) == lacks
@@ -127,9 +127,9 @@ def test_a_good_log_reaches_every_milestone_of_its_release(name):
         each |= {"capture-begin", "capture-end"}
     if "0.5.9" not in name:
         each |= {"tree-cache"}
-    for rank in expected_ranks(timeline):
+    for rank in expected_ranks(timeline.launch.sizes):
         assert each <= set(timeline.ranks[rank].counts)
-    first = expected_ranks(timeline)[0]
+    first = expected_ranks(timeline.launch.sizes)[0]
     assert {"scheduler-built", "warmup-prefill"} <= set(timeline.ranks[first].counts)
     assert all(bar.done == bar.total for bar in timeline.bars.values())
     assert "weight-shards" in timeline.bars

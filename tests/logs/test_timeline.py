@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from hangdoctor.engines import load
+from hangdoctor.launches import expected_ranks
 from hangdoctor.logs.parse import ParserState, parse
 from hangdoctor.logs.timeline import (
     SIGNS_KEPT,
@@ -11,7 +12,6 @@ from hangdoctor.logs.timeline import (
     Timeline,
     advance,
     detect_engine,
-    expected_ranks,
     lacking,
     phase_of,
     read_timeline,
@@ -98,7 +98,7 @@ def test_serving_after_ready_takes_nothing_back_and_repeats_no_milestone():
 
 def test_the_only_rank_of_a_launch_is_called_tp0_though_its_lines_name_no_rank():
     timeline = _read(ARGS.replace("tp_size=2", "tp_size=1"), *THROUGH_CAPTURE)
-    assert expected_ranks(timeline) == ("TP0",)
+    assert expected_ranks(timeline.launch.sizes) == ("TP0",)
     assert phase_of(timeline, "TP0") == "server"
     assert timeline.ranks["TP0"].last.text.startswith("Capture target decode CUDA graph end")
 
@@ -135,7 +135,7 @@ def test_what_only_the_first_rank_prints_is_lacked_by_nobody():
     ],
 )
 def test_the_ranks_of_this_node_are_named_as_the_engine_deals_them_out(sizes, names):
-    assert list(expected_ranks(Timeline(launch=Launch(sizes=sizes)))) == names
+    assert list(expected_ranks(sizes)) == names
 
 
 def test_a_second_launch_in_the_file_starts_the_timeline_over():
@@ -154,7 +154,7 @@ def test_arguments_that_an_embedded_engine_prints_twice_are_one_launch():
 def test_a_log_without_its_head_still_tells_the_phases():
     timeline = _read(*[("TP1", line) for line in THROUGH_CAPTURE[3:6]])
     assert phase_of(timeline, "TP1") == "graph-capture"
-    assert expected_ranks(timeline) == ()
+    assert expected_ranks(timeline.launch.sizes) == ()
     assert timeline.launch == Launch()
 
 

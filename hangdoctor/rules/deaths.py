@@ -1,0 +1,537 @@
+"""Rules over processes of the launch that have died, or are stopped: ranks and all the others."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING
+
+from hangdoctor.facts import launch_still_s
+from hangdoctor.findings import Evidence, Finding, enumerate_names
+from hangdoctor.model import KernelMessage, Struct
+from hangdoctor.rules.case import (
+    earliest_phase,
+    evidence,
+    exceptions,
+    judge,
+    last_line,
+    signs_of,
+    to_blame_for_failure,
+)
+from hangdoctor.tracks import lives
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hangdoctor.engines import Phase
+    from hangdoctor.facts import Facts, RankFacts
+    from hangdoctor.rules.case import Case
+    from hangdoctor.tracks import Track
+
+TAKES_LEAVE_S = 3.0
+"""A launch that ends takes its processes with it within moments: only after so long one is left."""
+NEARLY_FULL = 0.95
+"""A memory that is this full, without the page cache, explains a SIGKILL."""
+TICKS_PER_S = 100
+"""Of Process.start_ticks; on every Linux that is in use."""
+
+
+class Death(Struct, frozen=True):
+    """How a process ended, as far as anything tells.
+
+    Attributes:
+        words: for a title, such as "killed by SIGKILL: out of memory"; "" if nothing tells.
+        status: as os.waitstatus_to_exitcode gives it; None where not known.
+        because: where it is known from, and what explains it.
+        advice: what would tell more.
+    """
+
+    words: str
+    status: int | None
+    because: tuple[Evidence, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+def rank_died(case: Case) -> Iterator[Finding]:
+    """A rank has ended while the launch goes on.
+
+    What it sees: a rank process that was there and is gone or a zombie, with peers alive; how it
+    ended (its zombie, a pidfd, the launcher's log line), and whether memory had run out (the
+    cgroup's oom_kill before and after, the kernel's log).
+    Why it matters: the peers wait for it for ever; a launcher that reads the ranks' pipes in order
+    does not notice. SIGKILL is most often the kernel's out-of-memory killer.
+    What to do: read the dead rank's last lines; give the launch more memory; end it.
+    """
+    facts = case.facts
+    dead = [rank for rank in facts.ranks if rank.present is False and rank.pid is not None]
+    dead += _died_before_we_came(case)
+    alive = [rank for rank in facts.ranks if rank.present]
+    launcher_gone = facts.launcher is not None and not lives(facts.launcher)
+    if not dead or (not alive and launcher_gone):
+        return
+    names = tuple(rank.name for rank in dead)
+    failed = [rank for rank in dead if exceptions(facts).get(rank.name)]
+    death = _death_of_rank(case, dead[0])
+    have = "has" if len(names) == 1 else "have"
+    were = "was" if len(names) == 1 else "were"
+    how = f"{were} {death.words}" if death.words.startswith("killed") else f"{have} died"
+    how += f" ({death.words})" if death.words and not death.words.startswith("killed") else ""
+    yield Finding(
+        rule="rank-died",
+        verdict="found",
+        title=f"{enumerate_names(names)} {how}"
+        + (f" while {enumerate_names([r.name for r in alive][:4])} still " if alive else "")
+        + ("" if not alive else "waits" if len(alive) == 1 else "wait"),
+        ranks=names,
+        # A rank that ended others with it by its exception is to blame for them too.
+        culprits=(to_blame_for_failure(case) if failed else ()) or names,
+        state="dead",
+        phase=earliest_phase(tuple(dead)),
+        confidence="high",
+        because=evidence(
+            *(_is_gone(case, rank) for rank in dead[:4]),
+            *death.because,
+            *(exception_of(case, rank.name) for rank in failed[:2]),
+            last_line(case, names[0]),
+        ),
+        advice=(*death.advice, "the launch cannot come up any more: end it, all of its processes"),
+    )
+
+
+def launcher_died(case: Case) -> Iterator[Finding]:
+    """The launcher has ended, and ranks live on.
+
+    What it sees: the process that launched the ranks is gone or a zombie; or ranks whose parent
+    is no engine and no Python, as init is.
+    Why it matters: nobody is left to serve, or to end the ranks. They hold their GPUs' memory, and
+    the next launch does not fit.
+    What to do: end the ranks that are left; then start anew.
+    """
+    facts, launcher = case.facts, case.facts.launcher
+    alive = [rank for rank in facts.ranks if rank.present]
+    if not alive or (launcher is not None and lives(launcher)):
+        return
+    if launcher is None and not all(_is_orphan(facts, rank) for rank in alive):
+        return
+    gone_s = _gone_s(facts, launcher) if launcher else facts.watched_s
+    names = [rank.name for rank in alive]
+    death = death_of(case, launcher, "launcher") if launcher else Death(words="", status=None)
+    why = f" ({death.words})" if death.words else ""
+    held = _gpu_memory(case, alive)
+    pids = " ".join(str(rank.pid) for rank in alive if rank.pid is not None)
+    enough = gone_s >= TAKES_LEAVE_S
+    yield Finding(
+        rule="launcher-died",
+        verdict="found" if enough else "undecided",
+        title=f"the launcher is gone{why}, and {enumerate_names(names[:8])} "
+        f"{'lives' if len(names) == 1 else 'live'} on without it"
+        + (f", with {held / 1e9:.1f} GB of GPU memory" if held else ""),
+        ranks=tuple(names),
+        culprits=("launcher",),
+        state="dead" if enough else None,
+        phase=earliest_phase(tuple(alive)),
+        confidence="high" if launcher else "medium",
+        because=evidence(
+            Evidence(
+                text=f"the launcher (pid {launcher.process.pid}) "
+                f"{'is a zombie' if launcher.present else 'is gone'}, for {gone_s:.0f} s",
+                pid=launcher.process.pid,
+                at_s=facts.at_s,
+            )
+            if launcher
+            else None,
+            *(_parent_of(facts, rank) for rank in alive[:4]),
+            *death.because,
+            last_line(case, ""),
+        ),
+        needs=() if enough else ("whether they end by themselves: look again in some seconds",),
+        advice=(f"end what is left, it serves nobody: kill {pids}", *death.advice),
+    )
+
+
+def engine_process_died(case: Case) -> Iterator[Finding]:
+    """A process that the engine cannot do without has died: the detokenizer, a controller.
+
+    What it sees: a process with a role of its own, that is no rank, gone or a zombie while the
+    launcher and ranks live, and no other has taken its place.
+    Why it matters: the ranks may load and compute as ever; no request gets an answer, so that the
+    warm-up never ends. Several releases do not notice.
+    What to do: read its last lines in the log; end the launch.
+    """
+    facts = case.facts
+    launcher = facts.launcher
+    alive = [rank for rank in facts.ranks if rank.present]
+    if launcher is None or not lives(launcher) or not alive:
+        return
+    for track, role in _engine_processes(case):
+        if lives(track) or _replaced(facts, track, role):
+            continue
+        gone_s = _gone_s(facts, track)
+        enough = gone_s >= TAKES_LEAVE_S
+        death = death_of(case, track, role)
+        yield Finding(
+            rule="engine-process-died",
+            verdict="found" if enough else "undecided",
+            title=f"the {role} has died" + (f" ({death.words})" if death.words else ""),
+            culprits=(role,),
+            state="dead" if enough else None,
+            phase=earliest_phase(tuple(alive)),
+            confidence="high",
+            because=evidence(
+                Evidence(
+                    text=f"the {role} (pid {track.process.pid}) "
+                    f"{'is a zombie' if track.present else 'is gone'}, for {gone_s:.0f} s",
+                    pid=track.process.pid,
+                    at_s=facts.at_s,
+                ),
+                *death.because,
+                last_line(case, ""),
+            ),
+            needs=() if enough else ("whether the launch ends: look again in some seconds",),
+            advice=(
+                *death.advice,
+                "without it no request gets an answer: end the launch, all of its processes",
+            ),
+        )
+
+
+def rank_stopped(case: Case) -> Iterator[Finding]:
+    """A process of the launch is stopped, or held by a debugger.
+
+    What it sees: state T or t of the main thread, or a TracerPid; of a rank, the launcher, the
+    detokenizer, or another that the engine has started.
+    Why it matters: a stopped process runs nothing, and the others wait for it for ever. Ctrl-Z, a
+    debugger that was killed, or a container that was paused leave such a process behind.
+    What to do: end the debugger, or continue the process with `kill -CONT PID`.
+    """
+    facts = case.facts
+    seen: list[tuple[str, Track, RankFacts | None]] = []
+    for rank in facts.ranks:
+        track = facts.track(rank)
+        if track is not None and rank.present:
+            seen.append((rank.name, track, rank))
+    if facts.launcher is not None:
+        seen.append(("launcher", facts.launcher, None))
+    seen += [(role, track, None) for track, role in _engine_processes(case)]
+    for name, track, stopped_rank in seen:
+        process = track.process
+        stopped = process.state in "Tt"
+        if not lives(track) or not (stopped or process.tracer_pid):
+            continue
+        who = name if stopped_rank else f"the {name}"
+        by = f" by process {process.tracer_pid}" if process.tracer_pid else ""
+        what = f"is held{by} (a debugger)" if process.tracer_pid else "is stopped by a signal"
+        alive = tuple(rank for rank in facts.ranks if rank.present)
+        finding = Finding(
+            rule="rank-stopped",
+            verdict="found" if stopped else "undecided",
+            title=f"{who} {what}",
+            ranks=(name,) if stopped_rank else (),
+            culprits=(name,) if stopped else (),
+            phase=stopped_rank.phase if stopped_rank else _phase_of_all(case, alive),
+            confidence="high",
+            because=evidence(
+                Evidence(
+                    text=f"{who} (pid {process.pid}) is in state {process.state}",
+                    pid=process.pid,
+                    rank=name if stopped_rank else None,
+                    at_s=facts.at_s,
+                )
+            ),
+            needs=_stopped_long_enough(case, track) if stopped else (),
+            advice=(
+                f"see who holds it: grep -E 'State|TracerPid' /proc/{process.pid}/status",
+                f"continue it: kill -CONT {process.pid}",
+            ),
+        )
+        if not stopped or finding.needs:
+            yield finding
+            continue
+        # A process in state T cannot be at work in secret: stillness of half the time is enough.
+        suspects = (stopped_rank,) if stopped_rank else ()
+        yield judge(case, suspects, finding, needed_s=case.stall_after_s)
+
+
+def death_of(case: Case, track: Track | None, name: str, *, told: int | None = None) -> Death:
+    """Say how a process ended, by all that can tell.
+
+    Args:
+        case: as ever.
+        track: of the process; None where it was never seen alive.
+        name: for people.
+        told: the exit status that the log tells.
+    """
+    facts = case.facts
+    status = track.exit_status if track is not None and track.exit_status is not None else told
+    by_log = [] if told is None or (track and track.exit_status is not None) else ["by the log"]
+    killed = _oom_message(facts, track) if track else None
+    first, last = _oom_counts(facts)
+    rose = first is not None and last is not None and last > first
+    counted = f"the cgroup's oom_kill rose from {first} to {last}"
+    words = describe_status(status)
+    because: list[Evidence | None] = [
+        Evidence(text=f"{name}: exit status {status} {' '.join(by_log)}".strip())
+        if status is not None
+        else None
+    ]
+    advice = ["see whether the kernel killed it: dmesg -T | grep -i 'killed process'"]
+    if killed is not None:
+        words = "killed by SIGKILL: out of memory, by the kernel's log"
+        because.append(Evidence(text=f"kernel: {killed.text}"))
+        advice = []
+    elif rose and status in (-9, None):
+        words = f"{words or 'killed'}: {counted}, out of memory"
+        advice = []
+    if rose:
+        because.append(Evidence(text=counted))
+    if status in (-9, None):
+        because.append(_memory_before(facts))
+    if status == -9 and killed is None and not rose:
+        because.append(_no_oom(facts))
+    if killed is not None or rose:
+        advice.append("give it more memory (host memory, the pod's limit), or load with less")
+    return Death(words=words, status=status, because=evidence(*because), advice=tuple(advice))
+
+
+def describe_status(status: int | None) -> str:
+    """Write an exit status for people; "" where it is not known.
+
+    >>> describe_status(-9), describe_status(1), describe_status(-7)
+    ('killed by SIGKILL', 'exit status 1', 'killed by SIGBUS')
+    """
+    if status is None:
+        return ""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def exception_of(case: Case, name: str) -> Evidence | None:
+    """Return the exception that a rank, or with "" the launch, has logged."""
+    text = exceptions(case.facts).get(name)
+    return Evidence(text=f"{name or 'launch'}: {text}", rank=name or None) if text else None
+
+
+def kernel_messages(facts: Facts) -> list[KernelMessage]:
+    """Return what the kernel's log has told since the launch began."""
+    starts = [track.process.start_ticks for track in facts.tracks.values() if track.role]
+    born_s = min(starts, default=0) / TICKS_PER_S
+    return [message for message in _messages(facts) if starts and message.boot_s >= born_s]
+
+
+_OOM = re.compile(r"Killed process (?P<pid>\d+) \((?P<comm>.*?)\)")
+
+
+def _death_of_rank(case: Case, rank: RankFacts) -> Death:
+    track = case.facts.track(rank)
+    told = _told_status(case, rank)
+    if track is None:  # it died before we came: of zombies that all ended alike one is known
+        zombies = _zombies(case.facts)
+        statuses = {zombie.exit_status for zombie in zombies}
+        if len(statuses) == 1:
+            track = zombies[0]
+    return death_of(case, track, rank.name, told=told)
+
+
+def _told_status(case: Case, rank: RankFacts) -> int | None:
+    """Return the exit status that the launcher's log tells of a rank.
+
+    SGLang up to 0.5.9 tells the rank in one line and the status in the next.
+    """
+    number = re.search(r"\bTP(\d+)", rank.name)
+    about: tuple[int, ...] = ()
+    for sign in signs_of(case.facts, "fatal"):
+        about = sign.blamed or about
+        if sign.status is None:
+            continue
+        mine = sign.pid == rank.pid if sign.pid is not None else False
+        if sign.pid is None and number:
+            mine = int(number[1]) in about
+        if mine:
+            return sign.status
+    return None
+
+
+def _oom_message(facts: Facts, track: Track) -> KernelMessage | None:
+    """Return the kernel's line that it killed this process.
+
+    Number, name and time must fit: the kernel counts in the outermost PID namespace.
+    """
+    born_s = track.process.start_ticks / TICKS_PER_S
+    for message in _messages(facts):
+        match = _OOM.search(message.text)
+        if match is None or message.boot_s < born_s - 1:
+            continue
+        if int(match["pid"]) == track.process.pid and match["comm"] == track.process.comm:
+            return message
+    return None
+
+
+def _messages(facts: Facts) -> tuple[KernelMessage, ...]:
+    log = facts.host.kernel_log if facts.host else None
+    return log if isinstance(log, tuple) else ()
+
+
+def _oom_counts(facts: Facts) -> tuple[int | None, int | None]:
+    first, last = facts.host_first, facts.host
+    return (first.oom_kills if first else None), (last.oom_kills if last else None)
+
+
+def _memory_before(facts: Facts) -> Evidence | None:
+    peak = facts.memory_peak
+    if peak is None or peak.share < NEARLY_FULL:
+        return None
+    return Evidence(
+        text=f"memory of {peak.of} was {100 * peak.share:.0f} % full without the page cache "
+        f"({peak.used_bytes / 1e9:.1f} of {peak.limit_bytes / 1e9:.1f} GB)",
+        at_s=peak.at_s,
+    )
+
+
+def _no_oom(facts: Facts) -> Evidence | None:
+    """Say that memory did not run out, where both witnesses were heard."""
+    first, last = _oom_counts(facts)
+    if first is None or last is None or facts.watched_s <= 0:
+        return None
+    heard = facts.host is not None and isinstance(facts.host.kernel_log, tuple)
+    beside = " and the kernel's log tells of no kill of it" if heard else ""
+    return Evidence(
+        text=f"the cgroup's oom_kill stayed at {last}{beside}: somebody sent the signal"
+        if heard
+        else f"the cgroup's oom_kill stayed at {last}"
+    )
+
+
+def _gone_s(facts: Facts, track: Track) -> float:
+    ended_at_s = track.ended_at_s if track.ended_at_s is not None else track.seen_at_s
+    if ended_at_s == track.first_at_s:  # a zombie when we came: longer than we know
+        return max(TAKES_LEAVE_S, (facts.at_s or 0.0) - ended_at_s)
+    return (facts.at_s or 0.0) - ended_at_s
+
+
+def _engine_processes(case: Case) -> list[tuple[Track, str]]:
+    """Return the processes that the engine cannot do without, besides launcher and ranks.
+
+    A zombie has no title any more, but still its name of 15 bytes.
+    """
+    facts, launcher = case.facts, case.facts.launcher
+    roles = {
+        role.id: role
+        for role in case.engine.roles
+        if not role.is_rank and not role.helper and role.id not in ("launcher", "spawn_main")
+    }
+    found = [
+        (track, track.role)
+        for track in facts.tracks.values()
+        if track.role in roles and track.rank is None
+    ]
+    known = {track.process.pid for track, _ in found}
+    for track in _zombies(facts):
+        if track.process.pid in known or launcher is None:
+            continue
+        named = [
+            role.id
+            for role in roles.values()
+            if any(each[:15] == track.process.comm for each in role.examples)
+        ]
+        if named:
+            found.append((track, named[-1]))
+    return found
+
+
+def _zombies(facts: Facts) -> list[Track]:
+    """Return the launcher's children that have ended, that it has not waited for, and no rank's."""
+    launcher = facts.launcher
+    return [
+        track
+        for track in facts.tracks.values()
+        if launcher is not None
+        and track.present
+        and track.process.state == "Z"
+        and not track.rank
+        and track.process.ppid == launcher.process.pid
+    ]
+
+
+def _replaced(facts: Facts, gone: Track, role: str) -> bool:
+    ended_at_s = gone.ended_at_s if gone.ended_at_s is not None else gone.seen_at_s
+    return any(
+        lives(track) and track.role == role and track.first_at_s >= ended_at_s
+        for track in facts.tracks.values()
+    )
+
+
+def _died_before_we_came(case: Case) -> list[RankFacts]:
+    """Return the ranks that are missing where the launcher has as many zombies as children.
+
+    A zombie has no title any more, so that nothing else says which rank it was.
+    """
+    engines = {track.process.pid for track, _ in _engine_processes(case)}
+    zombies = [track for track in _zombies(case.facts) if track.process.pid not in engines]
+    missing = [rank for rank in case.facts.ranks if rank.present is False and rank.pid is None]
+    return missing if zombies and len(missing) <= len(zombies) else []
+
+
+def _is_gone(case: Case, rank: RankFacts) -> Evidence:
+    gone = "is gone" if rank.pid and rank.state != "Z" else "is a zombie"
+    return Evidence(
+        text=f"{rank.name} (pid {rank.pid or 'unknown'}) {gone}",
+        pid=rank.pid,
+        rank=rank.name,
+        at_s=case.facts.at_s,
+    )
+
+
+def _is_orphan(facts: Facts, rank: RankFacts) -> bool:
+    """Tell whether a rank's parent is none that starts ranks: those are Python, or unknown."""
+    track = facts.track(rank)
+    if track is None:
+        return False
+    seen: set[int] = set()
+    while track.process.ppid in facts.tracks and track.process.pid not in seen:
+        seen.add(track.process.pid)
+        track = facts.tracks[track.process.ppid]
+    title = facts.parents.get(track.process.ppid)
+    return title is not None and not _PYTHON.search(title)
+
+
+_PYTHON = re.compile(r"python|pypy|\.py\b|ray", re.IGNORECASE)
+
+
+def _parent_of(facts: Facts, rank: RankFacts) -> Evidence | None:
+    track = facts.track(rank)
+    title = facts.parents.get(track.process.ppid) if track else None
+    if track is None or title is None:
+        return None
+    return Evidence(
+        text=f"{rank.name} (pid {rank.pid}) is now a child of {track.process.ppid} ({title[:60]})",
+        pid=rank.pid,
+        rank=rank.name,
+    )
+
+
+def _gpu_memory(case: Case, ranks: list[RankFacts]) -> int:
+    pids = {rank.pid for rank in ranks}
+    return sum(
+        process.used_bytes or 0
+        for card in case.facts.cards.values()
+        for process in getattr(card.gpu, "processes", None) or ()
+        if process.pid in pids
+    )
+
+
+def _phase_of_all(case: Case, alive: tuple[RankFacts, ...]) -> Phase | None:
+    return earliest_phase(alive) or case.facts.launch_log_phase or "start"
+
+
+def _stopped_long_enough(case: Case, track: Track) -> tuple[str, ...]:
+    """Ask for a longer look where a process has only just stopped, beside a launch long still."""
+    since_s = track.stopped_since_s
+    stopped_s = (case.facts.at_s or 0.0) - (since_s if since_s is not None else 0.0)
+    needed_s = min(case.stall_after_s / 2, launch_still_s(case.facts) or 0.0)
+    if track.process.state != "T" or stopped_s >= needed_s:
+        return ()
+    return (f"whether it stays stopped: {case.stall_after_s / 2:.0f} s of it",)
