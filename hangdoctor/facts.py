@@ -22,6 +22,7 @@ from hangdoctor.engines import (
     Phase,
     Role,
     Wait,
+    is_compiler,
     load,
     matches_any,
     rank_name,
@@ -58,6 +59,11 @@ MOVING_S = 5.0
 """A rank that moved within the last so many seconds is moving."""
 WORK_PCT = 5.0
 """Descendants with this much of a core between them are at work."""
+HELP_FACTOR = 6.0
+"""Descendants that are no compilers count for so many times the stillness that is suspicious: with
+the default of 20 s, 120 s. One that spins must not count for ever, whatever it is."""
+BUILD_PAUSE_S = 10.0
+"""Children that ended so soon after a compiler was seen count as the build's."""
 TEMPLATES_REMEMBERED = 4096
 
 
@@ -93,6 +99,7 @@ class RankFacts(Struct, frozen=True):
         stack_age_s: how old its last dump is, None where none was made; stack_missing: why the
             one after that failed.
         runaway_s: how long it has made tiny writes at a rate that nothing explains; else None.
+        helped_by: name of a busy process below it that is no compiler; else "".
         compiling: its stack goes through a kernel compiler or tuner.
         on_storage: the kernel function, where a thread of it waits for a file system; else "".
         kernel: what the kernel says its main thread waits in, "0" or "" where nothing.
@@ -127,6 +134,7 @@ class RankFacts(Struct, frozen=True):
     stack_age_s: float | None = None
     stack_missing: Missing | None = None
     runaway_s: float | None = None
+    helped_by: str = ""
     compiling: bool = False
     on_storage: str = ""
     kernel: str = ""
@@ -518,12 +526,14 @@ def _see_processes(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
         if track.present or track.role or pid in section.roots
     }
     known = _name_processes(known, section.roots, engine)
-    workers: dict[int, list[Track]] = {}
+    workers: dict[int, list[Track]] = {pid: [] for pid, track in known.items() if track.role}
     for track in known.values():
         if track.owner is not None and track.present:
             workers.setdefault(track.owner, []).append(track)
     for pid, helpers in workers.items():
-        known[pid] = _credit_descendants(known[pid], helpers, at_s)
+        known[pid] = _credit_descendants(
+            known[pid], helpers, at_s, HELP_FACTOR * facts.header.stall_after_s
+        )
     return msgspec.structs.replace(facts, tracks=known, parents=section.parents)
 
 
@@ -533,7 +543,8 @@ def _name_processes(
     """Give every process its role, and to those without one the process that they work for."""
     named: dict[int, Track] = {}
     for pid, track in known.items():
-        role = _role(engine.name, track.process.title)
+        compiles = _compiles(engine.name, track.process.title)
+        role = None if compiles else _role(engine.name, track.process.title)
         name = role.id if role and not role.helper else None
         # A role once seen stays: at its end a process loses its title before it goes.
         named[pid] = msgspec.structs.replace(
@@ -541,6 +552,7 @@ def _name_processes(
             role=name or track.role,
             rank=(rank_name(role, track.process.title) if role else None) or track.rank,
             owner=None,
+            compiles=compiles,
         )
     roles = {track.role for track in named.values()}
     for pid in roots:
@@ -572,6 +584,11 @@ def _role(engine_name: str, title: str) -> Role | None:
     return role_of(load(engine_name), title)
 
 
+@lru_cache(maxsize=4096)
+def _compiles(engine_name: str, title: str) -> bool:
+    return is_compiler(load(engine_name), title)
+
+
 def _parents(track: Track, known: dict[int, Track]) -> list[int]:
     """Return the pids of a process's ancestors that are known, its parent first."""
     found: list[int] = []
@@ -582,13 +599,51 @@ def _parents(track: Track, known: dict[int, Track]) -> list[int]:
     return found
 
 
-def _credit_descendants(owner: Track, workers: Sequence[Track], at_s: float) -> Track:
-    """Let the work of compilers and other descendants count as the owner's progress."""
-    total_pct = sum(track.cpu_pct or 0 for track in workers)
-    if total_pct < WORK_PCT:
+def _credit_descendants(
+    owner: Track, workers: Sequence[Track], at_s: float, limit_s: float
+) -> Track:
+    """Let the work of compilers count as the owner's progress, that of others for a while.
+
+    A compiler that sleeps, is stopped, or waits for a child that does so works no more than they.
+    """
+    if owner.moved_at_s is not None and owner.moved_at_s != owner.lent_at_s:
+        # It moved by itself since others' work counted last.
+        owner = msgspec.structs.replace(owner, lent_since_s=None, lent_at_s=None)
+    compilers = [track for track in workers if track.compiles]
+    compile_pct = sum((track.cpu_pct or 0) + (track.children_pct or 0) for track in compilers)
+    others_pct = sum(
+        (track.cpu_pct or 0) + (track.children_pct or 0) for track in workers if not track.compiles
+    )
+    ended_pct = owner.children_pct or 0
+    if owner.compiled_at_s is not None and at_s - owner.compiled_at_s <= BUILD_PAUSE_S:
+        compile_pct += ended_pct
+    else:
+        others_pct += ended_pct
+    if compile_pct >= WORK_PCT:
+        name = _busiest(compilers) or "a compiler that has ended"
+        used_pct = sum(track.cpu_pct or 0 for track in compilers)
+        owner = tracks.moved(owner, at_s, f"{name} compiles ({used_pct:.0f} % CPU)")
+        return msgspec.structs.replace(
+            owner,
+            compiled_at_s=at_s if compilers else owner.compiled_at_s,
+            lent_since_s=None,
+            lent_at_s=None,
+        )
+    if others_pct < WORK_PCT or owner.moved_at_s == at_s:
         return owner
-    busiest = max(workers, key=lambda track: track.cpu_pct or 0)
-    return tracks.moved(owner, at_s, f"{busiest.process.comm} works ({total_pct:.0f} % CPU)")
+    since_s = owner.lent_since_s if owner.lent_since_s is not None else at_s
+    owner = msgspec.structs.replace(owner, lent_since_s=since_s)
+    if at_s - since_s > limit_s:
+        return owner
+    name = _busiest(workers) or "a child that has ended"
+    owner = tracks.moved(owner, at_s, f"{name} works below it ({others_pct:.0f} % CPU)")
+    return msgspec.structs.replace(owner, lent_at_s=at_s)
+
+
+def _busiest(workers: Sequence[Track]) -> str:
+    """Return the name of the process that uses most CPU; "" where there is none."""
+    busiest = max(workers, key=lambda track: track.cpu_pct or 0, default=None)
+    return busiest.process.comm if busiest else ""
 
 
 def _see_stacks(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
@@ -774,6 +829,7 @@ def _rank_view(
         stack_age_s=at_s - dumped_s if track.stack_at_s is not None else None,
         stack_missing=track.stack_missing,
         runaway_s=at_s - track.runaway_since_s if track.runaway_since_s is not None else None,
+        helped_by=_helper(facts, track),
         compiling=any(
             part in f"/{frame.path}" for frame in track.stack or () for part in engine.compile_paths
         ),
@@ -826,6 +882,19 @@ _LOCKS_OF_CODE = (
     ("/weight_utils.py", r"/[0-9a-f]{64}[^/]*\.lock$"),
 )
 """Parts of paths of code that takes locks, and what the paths of its locks look like."""
+
+
+def _helper(facts: Facts, owner: Track) -> str:
+    """Return the name of a process below a rank that uses CPU and is no compiler; "" if none."""
+    busy = [
+        track
+        for track in facts.tracks.values()
+        if track.owner == owner.process.pid
+        and tracks.lives(track)
+        and not track.compiles
+        and (track.cpu_pct or 0) >= WORK_PCT
+    ]
+    return _busiest(busy)
 
 
 def _log_phase(name: str, facts: Facts) -> Phase | None:

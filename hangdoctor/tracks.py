@@ -65,6 +65,11 @@ class Track(Struct, frozen=True):
         exit_status: as in Processes.ended, or of a zombie.
         ended_at_s: since when it is gone or a zombie; stopped_since_s: since when it is in state T.
         cpu_pct: of one core, between the last two looks.
+        children_pct: the same of the children that it has waited for in between.
+        compiles: it is a compiler or a build tool, by its command line.
+        lent_since_s: since when its only progress is CPU of descendants that are no compilers;
+            lent_at_s: when that counted last.
+        compiled_at_s: when a compiler was last seen at work below it.
         write_calls_per_s, bytes_per_write, read_calls_per_s, bytes_per_read: from /proc/PID/io.
         runaway_since_s: since then it makes tiny writes at a rate no event explains.
         peak_rss_bytes: the most it had GROWTH_WINDOW_S ago, or when it last moved by growing.
@@ -99,6 +104,11 @@ class Track(Struct, frozen=True):
     ended_at_s: float | None = None
     stopped_since_s: float | None = None
     cpu_pct: float | None = None
+    children_pct: float | None = None
+    compiles: bool = False
+    lent_since_s: float | None = None
+    lent_at_s: float | None = None
+    compiled_at_s: float | None = None
     write_calls_per_s: float | None = None
     bytes_per_write: float | None = None
     read_calls_per_s: float | None = None
@@ -281,6 +291,9 @@ def _state_changes(track: Track | None, process: Process, at_s: float) -> dict[s
 
 def _rates(before: Process, now: Process, seconds: float) -> dict[str, float | None]:
     rates: dict[str, float | None] = {"cpu_pct": 100 * (now.cpu_s - before.cpu_s) / seconds}
+    if before.children_cpu_s is not None and now.children_cpu_s is not None:
+        worked_s = now.children_cpu_s - before.children_cpu_s
+        rates["children_pct"] = 100 * worked_s / seconds
     if before.io is None or now.io is None:
         nothing = ("write_calls_per_s", "bytes_per_write", "read_calls_per_s", "bytes_per_read")
         return rates | dict.fromkeys(nothing)
@@ -314,10 +327,6 @@ def _progress(track: Track, now: Process, seconds: float) -> str:
         return f"maps {_rate(grown).removesuffix('/s')} more of files"
     if _grown(track.peak_rss_bytes, now.rss_bytes) > GROWTH_BYTES:
         return f"its memory grows by {_rate(_grown(track.peak_rss_bytes, now.rss_bytes) / since_s)}"
-    if before.children_cpu_s is not None and now.children_cpu_s is not None:
-        worked = now.children_cpu_s - before.children_cpu_s
-        if worked > 0.05 * seconds:
-            return f"children that ended had used {worked:.1f} s of CPU"
     return ""
 
 

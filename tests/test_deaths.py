@@ -423,14 +423,14 @@ def tight_cgroup():
     except OSError as error:
         pytest.skip(f"no memory cgroup can be made here: {error}")
     yield group
-    with contextlib.suppress(FileNotFoundError):
-        while True:  # until what died in it has been waited for
-            try:
-                group.rmdir()
-            except FileNotFoundError:
-                raise
-            except OSError:
-                os.sched_yield()
+    while not removed(group):  # until what died in it has been waited for
+        os.sched_yield()
+
+
+def removed(group):
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 def test_a_rank_that_really_runs_out_of_memory_is_told_so(tight_cgroup, program):

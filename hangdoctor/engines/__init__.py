@@ -165,6 +165,12 @@ class Sign(Pattern, frozen=True, kw_only=True):
     kind: Literal["exception", "fatal", "timeout", "signal", "heartbeat", "warning"]
 
 
+class Compiler(Pattern, frozen=True, kw_only=True):
+    """A program that compiles, by its command line."""
+
+    id: str
+
+
 class Detect(Table, frozen=True, kw_only=True):
     """How the engine is recognised.
 
@@ -197,6 +203,7 @@ class Engine(Table, frozen=True, kw_only=True):
         prefix: matches at the start of a line; groups `time`, and `rank` where the line has one.
         compile_paths: parts of file paths whose code compiles or tunes kernels: a rank that is
             busy there may show nothing for minutes.
+        compilers: programs whose CPU, below a rank, is progress without limit.
         skip: literal text of frequent lines that mean nothing; looked for before any pattern.
         first_forward: the phase in which the model's forward runs for the first time; None where
             that is not known.
@@ -220,6 +227,7 @@ class Engine(Table, frozen=True, kw_only=True):
     signs: tuple[Sign, ...] = ()
     waits: tuple[Wait, ...] = ()
     compile_paths: tuple[str, ...] = ()
+    compilers: tuple[Compiler, ...] = ()
 
     def phase(self, phase_id: str) -> PhaseTable:
         """Return the table of a phase.
@@ -231,11 +239,12 @@ class Engine(Table, frozen=True, kw_only=True):
 
 
 class Common(Table, frozen=True, kw_only=True):
-    """Waits and signs that every engine shares; compile_paths as in Engine."""
+    """Waits and signs that every engine shares; compile_paths and compilers as in Engine."""
 
     waits: tuple[Wait, ...]
     signs: tuple[Sign, ...] = ()
     compile_paths: tuple[str, ...] = ()
+    compilers: tuple[Compiler, ...] = ()
 
 
 @cache
@@ -259,6 +268,7 @@ def load(name: str) -> Engine:
         waits=engine.waits + common.waits,
         signs=engine.signs + common.signs,
         compile_paths=engine.compile_paths + common.compile_paths,
+        compilers=engine.compilers + common.compilers,
     )
 
 
@@ -278,6 +288,15 @@ def matches_any(patterns: tuple[str, ...], text: str) -> bool:
 def role_of(engine: Engine, title: str) -> Role | None:
     """Return the role of a process by its title: the first whose pattern is found."""
     return next((role for role in engine.roles if re.search(role.title, title)), None)
+
+
+def is_compiler(engine: Engine, title: str) -> bool:
+    """Tell whether a command line is a compiler's, or a build tool's.
+
+    >>> is_compiler(load("sglang"), "/usr/bin/ninja -v"), is_compiler(load("sglang"), "sh -c nvcc")
+    (True, False)
+    """
+    return any(re.search(compiler.pattern, title) for compiler in engine.compilers)
 
 
 def rank_name(role: Role, title: str) -> str | None:

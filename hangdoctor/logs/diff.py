@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hangdoctor.engines import PHASES, Phase
-from hangdoctor.launches import rank_order
+from hangdoctor.launches import expected_ranks, rank_order
 from hangdoctor.logs.align import common
 from hangdoctor.logs.summary import SEVERITIES, Key, Line, Severity, Summary
 from hangdoctor.logs.templates import mask
-from hangdoctor.logs.timeline import Place, SignSeen, expected_ranks, lacking, phase_durations
+from hangdoctor.logs.timeline import Place, SignSeen, lacking, phase_durations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -318,7 +318,7 @@ def _same_release(one: Summary, other: Summary) -> bool | None:
 
 def _ranks(good: Summary, other: Summary) -> list[str]:
     """Return the ranks of OTHER that there are or should be, the launch first."""
-    names = {name for name in other.timeline.ranks if name} | set(expected_ranks(other.timeline))
+    names = {name for name in other.timeline.ranks if name} | set(expected_ranks(other.timeline.launch.sizes))
     if not names:  # it came to no rank, and does not say how many it should have
         names = {name for name in good.timeline.ranks if name}
     return ["", *sorted(names, key=rank_order)]

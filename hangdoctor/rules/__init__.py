@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangdoctor.rules import deaths, device, known_issues, logs, machine, startup, waits
+from hangdoctor.rules import builds, deaths, device, known_issues, logs, machine, startup, waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,7 +46,9 @@ RULES: tuple[Rule, ...] = (
     device.gpu_spinning,
     device.gpu_fault,
     machine.machine_short,
-    startup.compile_running,
+    builds.compile_running,
+    builds.build_stands_still,
+    builds.descendant_busy,
     startup.launcher_waits_for_ranks,
     startup.warmup_request_unanswered,
     startup.idle_and_ready,

@@ -174,7 +174,7 @@ def judge(
         )
     if case.still_s is not None and case.still_s < needed_s:
         finding = weaker(finding, "medium")  # a short look, and an old log
-    if any(_is_busy(rank) and rank.runaway_s is None for rank in suspects):
+    if any((_is_busy(rank) and rank.runaway_s is None) or rank.helped_by for rank in suspects):
         finding = weaker(finding, "medium")  # it may be at work that shows nothing
     return msgspec.structs.replace(finding, state="hung")
 
@@ -441,6 +441,8 @@ def _may_be_working(case: Case, rank: RankFacts, phase: Phase | None) -> list[st
         return [f"what {rank.name} waits for is outside the launch and may still come"]
     if rank.wait and rank.wait.kind == "child" and watched_s < patience_s:
         return [f"{patience_s:.0f} s without CPU of what {rank.name} has started"]
+    if rank.helped_by and not overdue:
+        return [f"what {rank.helped_by} below {rank.name} does: it uses CPU, and may be at work"]
     if not _is_busy(rank):
         return []
     if rank.compiling and not overdue:

@@ -120,47 +120,6 @@ def exception_in_rank(case: Case) -> Iterator[Finding]:
     yield judge(case, (), finding, needed_s=case.stall_after_s / 2)
 
 
-def compile_running(case: Case) -> Iterator[Finding]:
-    """Compilers run below a rank.
-
-    What it sees: descendants such as nvcc, cicc, ptxas, ninja or inductor workers that use CPU.
-    Why it matters: the rank itself looks idle, and its peers wait, but this is slow and not hung.
-    On cold caches SGLang was silent for 27 to 41 s, DeepGEMM sessions take 10 to 20 minutes.
-    What to do: wait; keep the caches on a local disk for the next time.
-    """
-    facts = case.facts
-    for rank in facts.ranks:
-        workers = [
-            track
-            for track in facts.tracks.values()
-            if track.owner == rank.pid and track.present and (track.cpu_pct or 0) >= 5
-        ]
-        if not workers or rank.pid is None:
-            continue
-        names = sorted({track.process.comm for track in workers})
-        total = sum(track.cpu_pct or 0 for track in workers)
-        who = "a descendant" if len(workers) == 1 else f"{len(workers)} descendants"
-        yield Finding(
-            rule="compile-running",
-            verdict="found",
-            title=f"{who} of {rank.name} {'is' if len(workers) == 1 else 'are'} at work: "
-            f"{', '.join(names[:4])} ({total:.0f} % CPU)",
-            ranks=(rank.name,),
-            phase=rank.phase,
-            confidence="high",
-            because=tuple(
-                Evidence(
-                    text=f"{track.process.comm}: {track.cpu_pct:.0f} % CPU",
-                    pid=track.process.pid,
-                    rank=rank.name,
-                    at_s=facts.at_s,
-                )
-                for track in workers[:3]
-            ),
-            advice=("wait: this is work. Keep the compile caches for the next start",),
-        )
-
-
 def launcher_waits_for_ranks(case: Case) -> Iterator[Finding]:
     """The launcher waits for its ranks' ready message.
 

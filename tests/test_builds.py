@@ -1,0 +1,251 @@
+"""What a rank has started: compilers at work, builds that stand still, and helpers that spin."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import restricted
+
+from hangdoctor import engines
+from hangdoctor.collect import Observer, procfs
+from hangdoctor.diagnose import diagnose
+from hangdoctor.facts import begin, derive, step
+from hangdoctor.model import Header
+
+sys.path.insert(0, str(Path(__file__).parent))
+import scenarios as told  # test material beside the tests
+from scenarios import Does, good_log, launch
+
+SGLANG = engines.load("sglang")
+replace = msgspec.structs.replace
+LOG = good_log(("TP0", "TP1"), "capture-end")
+WAITS = Does(stack=told.CAPTURE_ALL_REDUCE)
+NVCC = "/usr/local/cuda/bin/nvcc -arch=sm_90a -c csrc/moe_gemm.cu -o moe_gemm.o"
+CICC = "cicc --c++17 --orig_src_file_name csrc/moe_gemm.cu -o /tmp/x.ptx"
+HELPER = "/usr/bin/python3 /srv/probe.py --all"
+needs_ninja = pytest.mark.skipif(
+    not (shutil.which("ninja") or (Path(sys.executable).parent / "ninja").exists()),
+    reason="no ninja here: pip install 'hangdoctor[test]'",
+)
+
+
+def diagnoses(recording):
+    facts = begin(recording.header, SGLANG)
+    for snapshot, blocks in recording.steps():
+        facts = step(facts, snapshot, blocks, SGLANG)
+        yield diagnose(facts, SGLANG)
+
+
+def verdict(recording):
+    return diagnose(derive(recording, SGLANG), SGLANG)
+
+
+def told_by(found, rule):
+    return next((each for each in found.findings if each.rule == rule), None)
+
+
+def builds(tmp_path, *children, seconds=400):
+    does = Does(stack=told.NINJA, children=children)
+    return launch(tmp_path, {"TP0": WAITS, "TP1": does}, log=LOG, seconds=seconds)
+
+
+def test_a_compiler_counts_as_long_as_it_works_and_is_named_with_its_file(tmp_path):
+    recording = builds(tmp_path, (NVCC, 0.0), (CICC, 97.0), seconds=900)
+    found = list(diagnoses(recording))
+    assert {each.state for each in found[30:]} <= {"starting", "slow"}
+    compiling = told_by(found[-1], "compile-running")
+    assert compiling.title == "TP1 compiles moe_gemm.cu: cicc at work below it (97 % CPU)"
+
+
+def test_a_helper_that_is_no_compiler_counts_for_two_minutes_only(tmp_path):
+    found = list(diagnoses(builds(tmp_path, (HELPER, 100.0))))
+    assert {each.state for each in found[60:130]} == {"starting"}
+    assert found[-1].state == "unknown"
+    helper = told_by(found[-1], "descendant-busy")
+    assert "is no known compiler: after 120 s it no longer counts" in helper.title
+    assert told_by(found[-1], "compile-running") is None
+
+
+def test_a_rank_that_moves_by_itself_may_have_a_busy_helper_for_as_long_as_it_likes(tmp_path):
+    does = Does(stack=told.MMAP, reads_per_s=90 << 20, children=((HELPER, 100.0),))
+    recording = launch(tmp_path, {"TP0": does, "TP1": does}, log=LOG, seconds=400)
+    assert {each.state for each in list(diagnoses(recording))[30:]} == {"starting"}
+
+
+def test_helpers_that_end_one_after_the_other_count_no_longer_than_one(tmp_path):
+    recording = builds(tmp_path)
+
+    def worked(snapshot):
+        processes = tuple(
+            replace(process, children_cpu_s=0.5 * snapshot.at_s)
+            if process.title.endswith("TP1")
+            else process
+            for process in snapshot.processes.processes
+        )
+        return replace(snapshot, processes=replace(snapshot.processes, processes=processes))
+
+    snapshots = tuple(map(worked, recording.snapshots))
+    found = list(diagnoses(replace(recording, snapshots=snapshots)))
+    assert {each.state for each in found[60:130]} == {"starting"}
+    assert found[-1].state in ("unknown", "hung")
+
+
+@pytest.mark.parametrize("state", ["T", "S"])
+def test_a_build_whose_compilers_stand_still_is_no_progress_and_its_end_is_named(state, tmp_path):
+    recording = builds(tmp_path, ("ninja -v", 0.0), seconds=300)
+
+    def with_compiler(snapshot):
+        ninja = next(
+            p for p in snapshot.processes.processes if p.comm == "ninja"[-15:] or "ninja" in p.title
+        )
+        compiler = replace(
+            ninja,
+            pid=ninja.pid + 50,
+            ppid=ninja.pid,
+            title="/usr/lib/gcc/cc1plus -quiet moe.cpp",
+            comm="cc1plus",
+            state=state,
+        )
+        section = snapshot.processes
+        ninja = replace(ninja, state="S")
+        rest = tuple(p for p in section.processes if p.pid != ninja.pid)
+        return replace(snapshot, processes=replace(section, processes=(*rest, ninja, compiler)))
+
+    found = verdict(replace(recording, snapshots=tuple(map(with_compiler, recording.snapshots))))
+    assert (found.state, found.culprits) == ("hung", ("TP1",))
+    stands = told_by(found, "build-stands-still")
+    assert "cc1plus (pid " in stands.title
+    assert ("is stopped" in stands.title) == (state == "T")
+
+
+# --- On real processes ----------------------------------------------------------------------------
+
+
+class Watch:
+    """Looks at a program at real times, each look after a process has used CPU."""
+
+    def __init__(self, observer, stall_after_s=0.001):
+        self.observer = observer
+        self.began_s = time.monotonic()
+        self.facts = begin(Header(engine="sglang", stall_after_s=stall_after_s), SGLANG)
+
+    def look(self):
+        at_s = time.monotonic() - self.began_s
+        snapshot = self.observer.take(frozenset({"processes"}), at_s=at_s, wall_s=at_s)
+        self.facts = step(self.facts, snapshot, (), SGLANG)
+        return diagnose(self.facts, SGLANG)
+
+
+def child_of(pid, *names):
+    """Wait for a descendant, by a chain of names of which the last is wanted."""
+    while True:
+        stats = procfs.scan("/proc")
+        for below in procfs.descendants(stats, [pid]):
+            if stats[below].comm in names:
+                return below
+        os.sched_yield()
+
+
+def has_used(pid, cpu_s):
+    """Wait until a process has used so much CPU more."""
+    until_s = procfs.read_stat("/proc", pid).cpu_s + cpu_s
+    while procfs.read_stat("/proc", pid).cpu_s < until_s:
+        time.sleep(0.01)  # lets it have the CPU; nothing rests on its length
+
+
+@needs_ninja
+def test_a_real_ninja_build_is_a_compile_and_none_when_its_compiler_is_stopped(program, tmp_path):
+    build = program("ninja_build", tmp_path)
+    compiler = child_of(build.pid, "cc1plus")
+    with Observer([build.pid]) as observer:
+        watch = Watch(observer)
+        watch.look()
+        has_used(compiler, 0.3)
+        found = watch.look()
+        compiling = told_by(found, "compile-running")
+        assert "TP0 compiles moe.cpp: cc1plus" in compiling.title
+        assert compiling.verdict == "found"
+        assert "compiles" in watch.facts.rank("TP0").moved_by
+
+        os.kill(compiler, signal.SIGSTOP)
+        while procfs.read_stat("/proc", compiler).state != "T":
+            os.sched_yield()
+        watch.look()
+        moved_at_s = watch.facts.track(watch.facts.rank("TP0")).moved_at_s
+        found = watch.look()
+        assert told_by(found, "compile-running") is None
+        assert watch.facts.track(watch.facts.rank("TP0")).moved_at_s == moved_at_s
+
+
+@needs_ninja
+def test_a_real_ninja_build_that_waits_for_a_lock_is_no_progress(program, tmp_path):
+    lock = tmp_path / "lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        place = tmp_path / "build"
+        place.mkdir()
+        build = program("ninja_build", place, f"flock {lock}")
+        waiting = child_of(build.pid, "flock")
+        with Observer([build.pid]) as observer:
+            watch = Watch(observer)
+            watch.look()
+            while "lock" not in procfs.read(f"/proc/{waiting}/wchan").decode():
+                os.sched_yield()
+            watch.look()
+            moved_at_s = watch.facts.track(watch.facts.rank("TP0")).moved_at_s
+            found = watch.look()
+        assert told_by(found, "compile-running") is None
+        assert watch.facts.track(watch.facts.rank("TP0")).moved_at_s == moved_at_s
+
+
+def test_a_real_helper_that_spins_is_no_compiler(program):
+    helper = program("helper_spin")
+    rank = helper.said["rank"]
+    while not (below := procfs.children(procfs.scan("/proc")).get(rank)):
+        os.sched_yield()
+    with Observer([helper.pid]) as observer:
+        watch = Watch(observer)
+        watch.look()
+        has_used(below[0], 0.2)
+        watch.look()
+        has_used(below[0], 0.2)
+        found = watch.look()
+    busy = told_by(found, "descendant-busy")
+    assert f"(pid {below[0]}) below TP0 uses" in busy.title
+    assert "no longer counts as progress" in busy.title
+    assert told_by(found, "compile-running") is None
+
+
+@needs_ninja
+def test_another_users_build_is_seen_as_a_compile_too(program):
+    with tempfile.TemporaryDirectory(prefix="hangdoctor-rights-") as place:
+        Path(place).chmod(0o755)
+        work = Path(place) / "work"
+        work.mkdir()
+        build = program("ninja_build", work)
+        child_of(build.pid, "cc1plus")
+        done = subprocess.run(
+            restricted.hangdoctor(
+                place,
+                "diagnose",
+                build.said["rank"],
+                "--for=4",
+                "--format=json",
+                user=restricted.NOBODY,
+            ),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert "Traceback" not in done.stderr
+    assert "TP0 compiles moe.cpp: cc1plus" in done.stdout
