@@ -16,6 +16,7 @@ import msgspec
 from hangdoctor import gpus as gpu_readings
 from hangdoctor import tracks
 from hangdoctor.blocked import Blocked, blocked_threads
+from hangdoctor.busy import Busy, Loop, find_loop
 from hangdoctor.engines import (
     PHASES,
     Engine,
@@ -99,6 +100,7 @@ class RankFacts(Struct, frozen=True):
         stack_age_s: how old its last dump is, None where none was made; stack_missing: why the
             one after that failed.
         runaway_s: how long it has made tiny writes at a rate that nothing explains; else None.
+        loop: what its busiest thread spins in; None where none spins, or nothing tells.
         helped_by: name of a busy process below it that is no compiler; else "".
         compiling: its stack goes through a kernel compiler or tuner.
         on_storage: the kernel function, where a thread of it waits for a file system; else "".
@@ -134,6 +136,7 @@ class RankFacts(Struct, frozen=True):
     stack_age_s: float | None = None
     stack_missing: Missing | None = None
     runaway_s: float | None = None
+    loop: Loop | None = None
     helped_by: str = ""
     compiling: bool = False
     on_storage: str = ""
@@ -829,6 +832,7 @@ def _rank_view(
         stack_age_s=at_s - dumped_s if track.stack_at_s is not None else None,
         stack_missing=track.stack_missing,
         runaway_s=at_s - track.runaway_since_s if track.runaway_since_s is not None else None,
+        loop=_loop(track),
         helped_by=_helper(facts, track),
         compiling=any(
             part in f"/{frame.path}" for frame in track.stack or () for part in engine.compile_paths
@@ -882,6 +886,25 @@ _LOCKS_OF_CODE = (
     ("/weight_utils.py", r"/[0-9a-f]{64}[^/]*\.lock$"),
 )
 """Parts of paths of code that takes locks, and what the paths of its locks look like."""
+
+
+def _loop(track: Track) -> Loop | None:
+    """Return the loop that a rank spins in; for an older recording by the process as a whole."""
+    found = find_loop(track.busy, track.busy_stacks, track.files)
+    counted = any(thread.write_calls_per_s is not None for thread in track.busy)
+    if counted or track.runaway_since_s is None:
+        return found
+    whole = Busy(
+        tid=track.process.pid,
+        name=track.process.comm,
+        cpu_pct=track.cpu_pct or 0.0,
+        system_pct=0.0,
+        write_calls_per_s=track.write_calls_per_s,
+        bytes_per_write=track.bytes_per_write,
+        read_calls_per_s=track.read_calls_per_s,
+        bytes_per_read=track.bytes_per_read,
+    )
+    return find_loop((whole,), {}, track.files)
 
 
 def _helper(facts: Facts, owner: Track) -> str:

@@ -43,29 +43,8 @@ class Missing(Struct, frozen=True, tag="missing"):
     hint: str = ""
 
 
-class Thread(msgspec.Struct, frozen=True, array_like=True):
-    """One thread as /proc/PID/task/TID tells it; an array on disk, there are hundreds of them.
-
-    Attributes:
-        tid: thread id in the observer's PID namespace.
-        name: comm, at most 15 bytes.
-        state: R, S, D, T, t, Z, X or I.
-        cpu_s: user plus system time since the thread started, in seconds (10 ms steps).
-        wchan: kernel function it sleeps in, "0" when running; None where not read.
-        syscall: the line of /proc/TID/syscall ("running", "202 0x7f.. 0x189 ..", "-1 SP PC");
-            None where not read or not allowed.
-    """
-
-    tid: int
-    name: str
-    state: str
-    cpu_s: float
-    wchan: str | None = None
-    syscall: str | None = None
-
-
 class Io(msgspec.Struct, frozen=True, array_like=True):
-    """/proc/PID/io: bytes and system calls since the process started.
+    """/proc/PID/io: bytes and system calls since the process, or the thread, started.
 
     Counts read() and write() on everything (files, pipes, eventfds); blind to send, recv and mmap.
     """
@@ -78,6 +57,46 @@ class Io(msgspec.Struct, frozen=True, array_like=True):
     write_bytes: int
 
 
+class HotThread(msgspec.Struct, frozen=True, array_like=True):
+    """What is read only of a thread that has just used CPU; counters since it started.
+
+    Attributes:
+        system_s: of its CPU time, what it spent in the kernel.
+        queue_s: seconds in which it was ready to run and had no CPU (schedstat).
+        sleeps, preempted: voluntary and other context switches (status).
+        io: /proc/PID/task/TID/io.
+    """
+
+    system_s: float
+    queue_s: float | None = None
+    sleeps: int | None = None
+    preempted: int | None = None
+    io: Io | None = None
+
+
+class Thread(msgspec.Struct, frozen=True, array_like=True):
+    """One thread as /proc/PID/task/TID tells it; an array on disk, there are hundreds of them.
+
+    Attributes:
+        tid: thread id in the observer's PID namespace.
+        name: comm, at most 15 bytes.
+        state: R, S, D, T, t, Z, X or I.
+        cpu_s: user plus system time since the thread started, in seconds (10 ms steps).
+        wchan: kernel function it sleeps in, "0" when running; None where not read.
+        syscall: the line of /proc/TID/syscall ("running", "202 0x7f.. 0x189 ..", "-1 SP PC");
+            None where not read or not allowed.
+        hot: more of it, where it has used CPU since the last look.
+    """
+
+    tid: int
+    name: str
+    state: str
+    cpu_s: float
+    wchan: str | None = None
+    syscall: str | None = None
+    hot: HotThread | None = None
+
+
 class OpenFile(msgspec.Struct, frozen=True, array_like=True):
     """One open descriptor worth keeping: a regular file being read, a FIFO, an eventfd.
 
@@ -87,6 +106,9 @@ class OpenFile(msgspec.Struct, frozen=True, array_like=True):
         target: path, or the kernel's name for it such as "anon_inode:[eventfd]".
         position: offset of a regular file, counter of an eventfd; None where not read.
         size_bytes: of a regular file.
+        identity: the kernel's number of an eventfd, the same in all processes that share it.
+        stirs: the counter of an eventfd changed between reads in quick succession; None where it
+            was read once only.
     """
 
     fd: int
@@ -94,6 +116,8 @@ class OpenFile(msgspec.Struct, frozen=True, array_like=True):
     target: str
     position: int | None = None
     size_bytes: int | None = None
+    identity: int | None = None
+    stirs: bool | None = None
 
 
 class Process(Struct, frozen=True):

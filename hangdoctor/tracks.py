@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hangdoctor.blocked import same_wait
+from hangdoctor.busy import Busy, BusyStack, busy_threads, is_runaway, see_busy_stacks
 from hangdoctor.frames import find_wait, main_thread, python_frames, same_shape, shape
-from hangdoctor.model import Frame, Missing, Process, ProcessStacks, ProcessWaits, Struct
+from hangdoctor.model import (
+    Frame,
+    Missing,
+    OpenFile,
+    Process,
+    ProcessStacks,
+    ProcessWaits,
+    Struct,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +39,6 @@ GROWTH_WINDOW_S = 10.0
 """Growth adds up for so long: eight ranks that share a slow network file system get little each."""
 WRITE_BYTES_PER_S = 1 << 20
 """A download that fills a file, or a compiler's output; logs are slower."""
-RUNAWAY_CALLS_PER_S = 50_000
-"""Healthy pollers make hundreds to thousands; a runaway eventfd loop 500,000 and more. Measured."""
 SHAPES_REMEMBERED = 32
 """A stack seen among the last so many different ones is not progress but a loop."""
 STORAGE_WAITS = (
@@ -71,6 +78,9 @@ class Track(Struct, frozen=True):
             lent_at_s: when that counted last.
         compiled_at_s: when a compiler was last seen at work below it.
         write_calls_per_s, bytes_per_write, read_calls_per_s, bytes_per_read: from /proc/PID/io.
+        busy: its threads that used CPU between the last two looks; busy_stacks: what the dumps
+            showed of them, by thread id.
+        files: its descriptors when they were last looked at.
         runaway_since_s: since then it makes tiny writes at a rate no event explains.
         peak_rss_bytes: the most it had GROWTH_WINDOW_S ago, or when it last moved by growing.
         positions: offsets of its open files at files_at_s, by descriptor and path.
@@ -113,6 +123,9 @@ class Track(Struct, frozen=True):
     bytes_per_write: float | None = None
     read_calls_per_s: float | None = None
     bytes_per_read: float | None = None
+    busy: tuple[Busy, ...] = ()
+    busy_stacks: dict[int, BusyStack] = {}
+    files: tuple[OpenFile, ...] | None = None
     runaway_since_s: float | None = None
     peak_rss_bytes: int = 0
     peak_rss_at_s: float = 0.0
@@ -151,16 +164,30 @@ def see_process(track: Track | None, process: Process, at_s: float) -> Track:
             peak_rss_file_bytes=process.rss_file_bytes or 0,
             positions=_positions(process),
             files_at_s=at_s,
+            files=process.files,
             **_state_changes(None, process, at_s),
         )
     seconds = at_s - track.seen_at_s
     if seconds <= 0:
         return track
     changes: dict[str, Any] = dict(_rates(track.process, process, seconds))
-    runaway = (
-        (changes["write_calls_per_s"] or 0) > RUNAWAY_CALLS_PER_S
-        and 0 <= (changes["bytes_per_write"] or 0) <= 8.001  # 0: the eventfd is full, EAGAIN
-    )
+    busy = busy_threads(track.process, process, seconds)
+    changes["busy"] = busy
+    counted = [thread for thread in busy if thread.write_calls_per_s is not None]
+    if counted:
+        runaway = any(map(is_runaway, counted))
+    elif any(thread.hot for thread in process.threads):  # which has only just begun, or rests
+        runaway = track.runaway_since_s is not None and not busy
+    else:  # an older recording: by the process as a whole
+        whole = Busy(
+            tid=process.pid,
+            name=process.comm,
+            cpu_pct=changes["cpu_pct"],
+            system_pct=0.0,
+            write_calls_per_s=changes["write_calls_per_s"],
+            bytes_per_write=changes["bytes_per_write"],
+        )
+        runaway = is_runaway(whole)
     changes["runaway_since_s"] = (track.runaway_since_s or track.seen_at_s) if runaway else None
     if changes["write_calls_per_s"] is None:
         changes["runaway_since_s"] = track.runaway_since_s
@@ -174,6 +201,7 @@ def see_process(track: Track | None, process: Process, at_s: float) -> Track:
         seen_at_s=at_s,
         positions=track.positions if process.files is None else _positions(process),
         files_at_s=track.files_at_s if process.files is None else at_s,
+        files=track.files if process.files is None else process.files,
         **_peaks(track, process, at_s),
         **_state_changes(track, process, at_s),
         **changes,
@@ -227,6 +255,12 @@ def see_stacks(
         stack_at_s=at_s,
         stack_missing=None,
         other_threads=others,
+        busy_stacks=see_busy_stacks(
+            track.busy_stacks,
+            track.busy,
+            stacks,
+            track.process,
+        ),
         dumps=track.dumps + 1,
         settled_at_s=at_s if novel else track.settled_at_s,
         settled_dumps=1 if novel else track.settled_dumps + 1,

@@ -20,6 +20,7 @@ from hangdoctor.model import (
     Header,
     Holder,
     Host,
+    HotThread,
     Io,
     LogPosition,
     LogSource,
@@ -57,7 +58,8 @@ class Does(msgspec.Struct, frozen=True, kw_only=True):
         stacks: several of them, of which each dump shows the next; instead of `stack`.
         cpu_pct, state, kernel: of its main thread.
         reads_per_s: bytes from disk; maps_per_s, grows_per_s: file-backed and other memory.
-        writes: calls of write() of 8 bytes a second.
+        writes: calls of write() a second, of bytes_per_write each; own_reads: and of read().
+        sleeps: voluntary context switches a second.
         gpu: utilisation, memory utilisation and Watts above idle.
         gpu_grows_per_s: memory of its GPU.
         children: commands of the processes that it has started, with their CPU in percent.
@@ -77,6 +79,9 @@ class Does(msgspec.Struct, frozen=True, kw_only=True):
     maps_per_s: float = 0
     grows_per_s: float = 0
     writes: float = 0
+    bytes_per_write: int = 8
+    own_reads: bool = True
+    sleeps: float = 0
     gpu: tuple[int, int, float] = (0, 0, 0)
     gpu_grows_per_s: float = 0
     children: tuple[tuple[str, float], ...] = ()
@@ -529,6 +534,7 @@ class _World:
             self._add(pid, "file", does.maps_per_s)
             self._add(pid, "anon", does.grows_per_s)
             self._add(pid, "writes", does.writes)
+            self._add(pid, "sleeps", does.sleeps)
             self._add(pid, "gpu", does.gpu_grows_per_s)
             for number, (_, cpu_pct) in enumerate(does.children):
                 self._add(pid * 100 + number, "cpu", cpu_pct / 100)
@@ -617,6 +623,15 @@ class _World:
             title = "python3 -c from multiprocessing.spawn import spawn_main; spawn_main()"
         file_bytes = int(GIB // 2 + self.sums[pid, "file"])
         writes = int(self.sums[pid, "writes"])
+        reads, size = writes * does.own_reads, does.bytes_per_write
+        io = Io(
+            200_000_000 + int(self.sums[pid, "read"]) + size * reads,
+            100_000 + size * writes,
+            20_000 + reads,
+            300 + writes,
+            1_000_000 + int(self.sums[pid, "read"]),
+            0,
+        )
         return _process(
             pid,
             LAUNCHER,
@@ -625,14 +640,10 @@ class _World:
             10.0 + self.sums[pid, "cpu"],
             rss_bytes=GIB + file_bytes + int(self.sums[pid, "anon"]),
             rss_file_bytes=file_bytes,
-            io=Io(
-                200_000_000 + int(self.sums[pid, "read"]) + 8 * writes,
-                100_000 + 8 * writes,
-                20_000 + writes,
-                300 + writes,
-                1_000_000 + int(self.sums[pid, "read"]),
-                0,
-            ),
+            io=io,
+            hot=HotThread(system_s=0.0, sleeps=int(self.sums[pid, "sleeps"]), preempted=0, io=io)
+            if does.cpu_pct > 2
+            else None,
             kernel=does.kernel if does.state in "SD" else "0",
         )
 
@@ -650,6 +661,7 @@ def _process(
     rss_bytes: int = GIB,
     rss_file_bytes: int | None = None,
     io: Io | None = None,
+    hot: HotThread | None = None,
     kernel: str = "ep_poll",
 ) -> Process:
     return Process(
@@ -665,7 +677,7 @@ def _process(
         rss_file_bytes=rss_file_bytes,
         tracer_pid=0,
         io=io or Io(1000, 1000, 10, 10, 0, 0),
-        threads=(Thread(pid, "main", state, cpu_s, kernel),),
+        threads=(Thread(pid, "main", state, cpu_s, kernel, hot=hot),),
     )
 
 

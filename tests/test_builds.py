@@ -9,18 +9,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import msgspec
 import pytest
 import restricted
+from looks import Watch, child_of, has_used, told_by
 
 from hangdoctor import engines
 from hangdoctor.collect import Observer, procfs
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, derive, step
-from hangdoctor.model import Header
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios as told  # test material beside the tests
@@ -48,10 +47,6 @@ def diagnoses(recording):
 
 def verdict(recording):
     return diagnose(derive(recording, SGLANG), SGLANG)
-
-
-def told_by(found, rule):
-    return next((each for each in found.findings if each.rule == rule), None)
 
 
 def builds(tmp_path, *children, seconds=400):
@@ -129,38 +124,6 @@ def test_a_build_whose_compilers_stand_still_is_no_progress_and_its_end_is_named
 
 
 # --- On real processes ----------------------------------------------------------------------------
-
-
-class Watch:
-    """Looks at a program at real times, each look after a process has used CPU."""
-
-    def __init__(self, observer, stall_after_s=0.001):
-        self.observer = observer
-        self.began_s = time.monotonic()
-        self.facts = begin(Header(engine="sglang", stall_after_s=stall_after_s), SGLANG)
-
-    def look(self):
-        at_s = time.monotonic() - self.began_s
-        snapshot = self.observer.take(frozenset({"processes"}), at_s=at_s, wall_s=at_s)
-        self.facts = step(self.facts, snapshot, (), SGLANG)
-        return diagnose(self.facts, SGLANG)
-
-
-def child_of(pid, *names):
-    """Wait for a descendant, by a chain of names of which the last is wanted."""
-    while True:
-        stats = procfs.scan("/proc")
-        for below in procfs.descendants(stats, [pid]):
-            if stats[below].comm in names:
-                return below
-        os.sched_yield()
-
-
-def has_used(pid, cpu_s):
-    """Wait until a process has used so much CPU more."""
-    until_s = procfs.read_stat("/proc", pid).cpu_s + cpu_s
-    while procfs.read_stat("/proc", pid).cpu_s < until_s:
-        time.sleep(0.01)  # lets it have the CPU; nothing rests on its length
 
 
 @needs_ninja

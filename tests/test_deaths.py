@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import restricted
+from looks import told_by
 
 from hangdoctor import engines
 from hangdoctor.collect import Observer, exits, host, procfs
@@ -37,10 +38,6 @@ TELLS_EXITS = tuple(int(part) for part in os.uname().release.split(".")[:2]) >= 
 
 def verdict(recording):
     return diagnose(derive(recording, SGLANG), SGLANG)
-
-
-def told_by(found, rule):
-    return next((each for each in found.findings if each.rule == rule), None)
 
 
 def died(tmp_path, status=-9, *, before=None, after=None, log=LOG, zombie=False, seconds=60):

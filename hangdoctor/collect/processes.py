@@ -7,6 +7,7 @@ files may lie on dead storage. A process that blocks one of these loses only tha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat as stat_bits
@@ -18,7 +19,7 @@ import msgspec
 from hangdoctor.collect import procfs
 from hangdoctor.collect.bounded import Bounded
 from hangdoctor.collect.permissions import refused
-from hangdoctor.model import Missing, OpenFile, Process, Processes, Thread
+from hangdoctor.model import HotThread, Missing, OpenFile, Process, Processes, Thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,8 +39,17 @@ _titles: Bounded[_Key, str | Missing | None] = Bounded()
 _files: Bounded[_Key, tuple[OpenFile, ...] | Missing | None] = Bounded()
 
 _DULL_FILE = re.compile(r"^/(?:dev|proc|sys)/|\.(?:so(?:\.[\d.]+)?|pyc?|pth)$| \(deleted\)$")
+HOT_S = 0.02
+"""CPU since the last look, two ticks: of a thread that has used less, no more is read."""
+MOST_REMEMBERED = 50_000
+"""Threads whose CPU time is remembered; a compilation passes through many thousands."""
+STIRS = 8
+"""An eventfd of a process that is at work is read so often, to see whether its counter changes."""
+_thread_cpu_s: dict[tuple[int, int], float] = {}  # at the last look: says what to look at, no more
+
 _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
 _POSITION = re.compile(rb"^pos:\s*(\d+)", re.MULTILINE)
+_EVENTFD_ID = re.compile(rb"^eventfd-id:\s*(\d+)", re.MULTILINE)
 _EVENTFD_COUNT = re.compile(rb"^eventfd-count:\s*([0-9a-f]+)", re.MULTILINE)
 
 
@@ -47,6 +57,8 @@ def read(look: Look) -> Processes:
     """Read the processes of the tree. A process that ends in between is left out."""
     stats = procfs.scan(look.proc)
     keys = {(pid, stats[pid].start_ticks): stats[pid] for pid in tree(stats, look)}
+    if len(_thread_cpu_s) > MOST_REMEMBERED:
+        _thread_cpu_s.clear()
     found = _processes.run(
         {key: partial(_read_process, look.proc, stat) for key, stat in keys.items()},
         within_s=_WITHIN_S["process"],
@@ -105,12 +117,14 @@ def read_files(proc: str, pid: int) -> tuple[OpenFile, ...]:
         OSError: EACCES where refused.
     """
     found = []
+    stat = procfs.read_stat(proc, pid)
+    reads = STIRS if stat and stat.state == "R" else 1
     for name in sorted(os.listdir(f"{proc}/{pid}/fd"), key=int):
         try:
             # A file's name may be any bytes; it is only shown.
             link = os.readlink(f"{proc}/{pid}/fd/{name}".encode())
             target = link.decode(errors="replace")
-            one = _open_file(proc, pid, int(name), target)
+            one = _open_file(proc, pid, int(name), target, reads=reads)
         except (FileNotFoundError, ProcessLookupError):  # closed in between
             continue
         if one:
@@ -273,19 +287,57 @@ def _read_threads(
                 cpu_s=stat.cpu_s,
                 wchan=words["wchan"],
                 syscall=words["syscall"],
+                hot=_hot(at, stat, unreadable) if _is_hot(pid, stat) else None,
             )
         )
     return tuple(threads)
 
 
-def _open_file(proc: str, pid: int, fd: int, target: str) -> OpenFile | None:
+def _is_hot(pid: int, stat: Stat) -> bool:
+    """Tell whether a thread has used CPU since the last look, or runs where there was none."""
+    key = (pid, stat.pid)
+    before_s = _thread_cpu_s.get(key)
+    _thread_cpu_s[key] = stat.cpu_s
+    return stat.state == "R" if before_s is None else stat.cpu_s - before_s >= HOT_S
+
+
+def _hot(at: str, stat: Stat, unreadable: dict[str, Missing]) -> HotThread:
+    """Read more of a thread; what cannot be read stays None."""
+    io = queue_s = sleeps = preempted = None
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+        queue_s = int(procfs.read(at + "schedstat").split()[1]) / 1e9
+        status = procfs.parse_status(procfs.read(at + "status"))
+        sleeps = int(status["voluntary_ctxt_switches"])
+        preempted = int(status["nonvoluntary_ctxt_switches"])
+    if "io" not in unreadable:
+        with contextlib.suppress(OSError, KeyError):
+            io = procfs.parse_io(procfs.read(at + "io"))
+    return HotThread(
+        system_s=stat.system_s, queue_s=queue_s, sleeps=sleeps, preempted=preempted, io=io
+    )
+
+
+def _eventfd(fd: int, target: str, infos: list[bytes]) -> OpenFile:
+    match = _EVENTFD_ID.search(infos[0])
+    counts = [eventfd_count(info) for info in infos]
+    return OpenFile(
+        fd=fd,
+        kind="eventfd",
+        target=target,
+        position=counts[0],
+        identity=int(match[1]) if match else None,
+        stirs=len(set(counts)) > 1 if len(counts) > 1 else None,
+    )
+
+
+def _open_file(proc: str, pid: int, fd: int, target: str, *, reads: int) -> OpenFile | None:
     def fdinfo() -> bytes:
         return procfs.read(f"{proc}/{pid}/fdinfo/{fd}")
 
     if target.startswith("pipe:"):
         return OpenFile(fd=fd, kind="pipe", target=target)
     if target == "anon_inode:[eventfd]":
-        return OpenFile(fd=fd, kind="eventfd", target=target, position=eventfd_count(fdinfo()))
+        return _eventfd(fd, target, [fdinfo() for _ in range(reads)])
     if not target.startswith("/") or _DULL_FILE.search(target):
         return None
     # Through the link, so that it is the right file in whatever mount namespace.

@@ -31,7 +31,7 @@ class Stat(NamedTuple):
     """The fields of /proc/PID/stat that are used, see proc_pid_stat(5).
 
     Attributes:
-        cpu_s: fields 14 and 15, user and system time.
+        cpu_s: fields 14 and 15, user and system time; system_s: field 15 alone.
         children_cpu_s: fields 16 and 17, of the children it has waited for.
         start_ticks: field 22, since boot.
         rss_pages: field 24.
@@ -45,6 +45,7 @@ class Stat(NamedTuple):
     group: int
     session: int
     cpu_s: float
+    system_s: float
     children_cpu_s: float
     start_ticks: int
     rss_pages: int
@@ -74,6 +75,7 @@ def parse_stat(raw: bytes) -> Stat:
         group=int(field[2]),
         session=int(field[3]),
         cpu_s=(int(field[11]) + int(field[12])) / TICKS_PER_S,
+        system_s=int(field[12]) / TICKS_PER_S,
         children_cpu_s=(int(field[13]) + int(field[14])) / TICKS_PER_S,
         start_ticks=int(field[19]),
         rss_pages=int(field[21]),

@@ -318,7 +318,9 @@ def _same_release(one: Summary, other: Summary) -> bool | None:
 
 def _ranks(good: Summary, other: Summary) -> list[str]:
     """Return the ranks of OTHER that there are or should be, the launch first."""
-    names = {name for name in other.timeline.ranks if name} | set(expected_ranks(other.timeline.launch.sizes))
+    names = {name for name in other.timeline.ranks if name} | set(
+        expected_ranks(other.timeline.launch.sizes)
+    )
     if not names:  # it came to no rank, and does not say how many it should have
         names = {name for name in good.timeline.ranks if name}
     return ["", *sorted(names, key=rank_order)]

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangdoctor.rules import builds, deaths, device, known_issues, logs, machine, startup, waits
+from hangdoctor.rules import (
+    builds,
+    deaths,
+    device,
+    known_issues,
+    logs,
+    loops,
+    machine,
+    startup,
+    waits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,8 +51,9 @@ RULES: tuple[Rule, ...] = (
     waits.stale_lock_file,
     waits.lock_held,
     waits.connection_unanswered,
-    waits.eventfd_runaway,
-    waits.busy_without_progress,
+    loops.eventfd_runaway,
+    loops.pipe_chatter,
+    loops.busy_without_progress,
     device.gpu_spinning,
     device.gpu_fault,
     machine.machine_short,

@@ -32,6 +32,7 @@ from hangdoctor.rules.case import (
     unseen_progress,
     waits_in,
 )
+from hangdoctor.rules.loops import loop_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +77,8 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
         does = "has not joined it, by elimination"
     elif suspects[0].wait:
         does = waits_in(suspects[0].wait)
+    elif suspects[0].runaway_s is not None and suspects[0].loop is not None:
+        does = loop_words(suspects[0])
     elif suspects[0].place:
         does = f"is at {suspects[0].place}"
     elif suspects[0].blocked:
@@ -758,69 +761,6 @@ def waiting_for_rank_behind_in_log(case: Case) -> Iterator[Finding]:
         ),
         advice=(f"look at where {names[0]} stands before you end the launch",),
     )
-
-
-def eventfd_runaway(case: Case) -> Iterator[Finding]:
-    """A rank spins on an eventfd and does nothing else.
-
-    What it sees: writes of exactly 8 bytes (or refused ones, of 0) at more than 50,000 a second,
-    lasting, without progress of any other kind. Healthy pollers make hundreds to thousands.
-    Why it matters: the process looks busy, 100 % CPU and megabytes a second in /proc/PID/io, and
-    gets nowhere.
-    What to do: the innermost Python frame is the loop.
-    """
-    for rank in case.facts.ranks:
-        track = case.facts.track(rank)
-        if track is None or rank.runaway_s is None or rank.runaway_s < 3 or rank.moving:
-            continue
-        calls = track.write_calls_per_s or 0
-        yield Finding(
-            rule="eventfd-runaway",
-            verdict="found",
-            title=f"{rank.name} writes to an eventfd {calls:,.0f} times a second and does "
-            f"nothing else{f', in {rank.place}' if rank.place else ''}",
-            ranks=(rank.name,),
-            phase=rank.phase,
-            confidence="high" if rank.runaway_s >= case.stall_after_s / 2 else "medium",
-            because=evidence(
-                Evidence(
-                    text=f"{rank.name}: {calls:,.0f} writes/s of "
-                    f"{track.bytes_per_write or 0:.2f} bytes, "
-                    f"{track.read_calls_per_s or 0:,.0f} reads/s, for {rank.runaway_s:.0f} s",
-                    pid=rank.pid,
-                    rank=rank.name,
-                    at_s=case.facts.at_s,
-                ),
-                quiet(case, rank),
-            ),
-            advice=(f"read the loop: py-spy dump --nonblocking --pid {rank.pid}",),
-        )
-
-
-def busy_without_progress(case: Case) -> Iterator[Finding]:
-    """A rank uses a whole core and shows no progress.
-
-    What it sees: at least half a core, the same functions in every dump, no bytes, no memory.
-    Why it matters: it may spin, or compile inside the process; from outside these look alike.
-    What to do: wait for the phase's normal time, or look at native frames with consent
-    (--native stops the process for some milliseconds).
-    """
-    for rank in case.facts.ranks:
-        busy = rank.cpu_pct is not None and rank.cpu_pct >= 50
-        if not busy or rank.moving is not False or rank.wait or rank.runaway_s is not None:
-            continue
-        if rank.reading == "spinning" or (rank.still_s or 0) < case.stall_after_s / 2:
-            continue
-        yield Finding(
-            rule="busy-without-progress",
-            verdict="undecided",
-            title=f"{rank.name} uses {rank.cpu_pct:.0f} % CPU without visible progress",
-            ranks=(rank.name,),
-            phase=rank.phase,
-            confidence="low",
-            because=evidence(stands(case, rank), quiet(case, rank)),
-            needs=("native frames: --native (stops the process for some milliseconds)",),
-        )
 
 
 def _waited_s(rank: RankFacts) -> float:
