@@ -834,9 +834,7 @@ def _rank_view(
         runaway_s=at_s - track.runaway_since_s if track.runaway_since_s is not None else None,
         loop=_loop(track),
         helped_by=_helper(facts, track),
-        compiling=any(
-            part in f"/{frame.path}" for frame in track.stack or () for part in engine.compile_paths
-        ),
+        compiling=bool(track.stack) and _read_stack(engine.name, track.stack or ()).compiling,
         on_storage=tracks.on_storage(track.process),
         kernel=(track.process.threads[0].wchan or "") if track.process.threads else "",
         blocked=next((each for each in blocked if each.tid == track.process.pid), None),
@@ -955,18 +953,42 @@ def _phase(
     """
     if track.stack is None:
         return log_phase or ("start" if track.role == "spawn_main" else None), log_phase is not None
-    best: tuple[int, Phase] | None = None
-    for table in engine.phases:
-        index = first_place(track.stack, table.frames)
-        if index is not None and (best is None or index < best[0]):
-            best = index, table.id
+    read = _read_stack(engine.name, track.stack)
+    best, weak = read.phase, read.at_least
     log_is_newer = log_at_s is not None and log_at_s > (track.stack_at_s or 0.0)
-    if best and not (log_is_newer and phase_index(log_phase) > phase_index(best[1])):
-        return best[1], True
-    weak = [
-        table.id
-        for table in engine.phases
-        if first_place(track.stack, table.weak_frames) is not None
-    ]
-    phases: list[Phase] = [*weak, *([log_phase] if log_phase else []), *([best[1]] if best else [])]
+    if best and not (log_is_newer and phase_index(log_phase) > phase_index(best)):
+        return best, True
+    phases: list[Phase] = [*weak, *([log_phase] if log_phase else []), *([best] if best else [])]
     return max(phases, key=phase_index, default=None), log_phase is not None
+
+
+class _StackRead(Struct, frozen=True):
+    """What an engine's places say of a stack.
+
+    Attributes:
+        phase: whose code it runs; at_least: the phases that it has reached.
+        compiling: it goes through a kernel compiler or tuner.
+    """
+
+    phase: Phase | None
+    at_least: tuple[Phase, ...]
+    compiling: bool
+
+
+@lru_cache(maxsize=256)
+def _read_stack(engine_name: str, stack: tuple[Frame, ...]) -> _StackRead:
+    """Look for all places of an engine in a stack; it stays the same for many looks."""
+    engine = load(engine_name)
+    found = [(first_place(stack, table.frames), table.id) for table in engine.phases]
+    best = min(
+        ((index, phase) for index, phase in found if index is not None),
+        key=lambda place_of_phase: place_of_phase[0],
+        default=None,
+    )
+    return _StackRead(
+        phase=best[1] if best else None,
+        at_least=tuple(
+            table.id for table in engine.phases if first_place(stack, table.weak_frames) is not None
+        ),
+        compiling=any(part in f"/{frame.path}" for frame in stack for part in engine.compile_paths),
+    )
