@@ -233,6 +233,7 @@ def rename_fault(
                 new.processes,
                 roots=tuple(pid + PID_SHIFT for pid in new.processes.roots),
                 ended={pid + PID_SHIFT: status for pid, status in new.processes.ended.items()},
+                parents={pid + PID_SHIFT: name for pid, name in new.processes.parents.items()},
             )
             new = replace(new, processes=shifted)
         if isinstance(old.stacks, Stacks):

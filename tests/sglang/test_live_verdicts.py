@@ -145,6 +145,10 @@ def test_a_good_start_is_ready_and_runs_on(lab, tmp_path):
         assert str(pid) in done.stderr
         assert str(tmp_path / "recording" / "server.log") in done.stderr
         assert "HUNG" not in done.stderr
+        # It idles now: both ranks use a whole core, and write without end.
+        idle = json.loads(hangdoctor("diagnose", pid, "--for", 6, "--format=json").stdout)
+        assert idle["state"] == "ready"
+        assert not rules(idle).keys() & {"eventfd-runaway", "pipe-chatter", "busy-without-progress"}
     finally:
         sglang_lab.end_session(pid)
     replay = hangdoctor("diagnose", tmp_path / "recording", "--format=json")
@@ -193,3 +197,4 @@ def test_a_stopped_and_a_killed_rank_are_named(lab):
         out, _ = watching.communicate(timeout=LIMIT_S)
     verdict = json.loads(out)
     assert (watching.returncode, verdict["state"], verdict["culprits"]) == (1, "dead", ["TP1"])
+    assert "TP1 was killed by SIGKILL" in verdict["title"]
