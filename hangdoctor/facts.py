@@ -343,7 +343,7 @@ def next_looks(facts: Facts) -> dict[str, float]:
         "files": 5.0,
         "stacks": stacks_s,
         "waits": stacks_s,
-        "host": 10.0,
+        "host": 2.0,
     }
 
 
