@@ -256,11 +256,13 @@ class Thinned(msgspec.Struct, frozen=True):
         kept: the last snapshot that is kept for good.
         pending: the newest snapshot; it is kept for good once something newer differs from it.
         host: the last look at the machine that is kept for good; not every snapshot has one.
+        files: the same of the descriptors, what they are and whether their counters stir.
     """
 
     kept: Snapshot | None = None
     pending: Snapshot | None = None
     host: Host | Missing | None = None
+    files: frozenset[tuple[object, ...]] | None = None
 
 
 def thin(state: Thinned, new: Snapshot) -> tuple[Thinned, bool]:
@@ -269,23 +271,26 @@ def thin(state: Thinned, new: Snapshot) -> tuple[Thinned, bool]:
     A pending snapshot is dropped where it tells nothing that its neighbours do not: same
     processes in the same states, same stacks, same log, and its neighbours at most MAX_GAP_S
     apart. Counters are cumulative, so that what they count is never lost, only dated later. Stacks,
-    waits and the machine are not looked at each time: a look at them goes only where the next
-    snapshot tells the same, since the looks after it may tell nothing.
+    waits, descriptors and the machine are not looked at each time: a look at them goes only where
+    the one before it or the next snapshot tells the same, since the looks after it may tell nothing.
     """
     kept, pending = state.kept, state.pending
     host = pending.host if pending and pending.host is not None else state.host
+    seen = _files_outline(pending) if pending else None
+    files = state.files if seen is None else seen
     if pending is None or kept is None:
-        return Thinned(pending, new, host), pending is not None
+        return Thinned(pending, new, host, files), pending is not None
     droppable = (
         new.at_s - kept.at_s <= MAX_GAP_S
         and _outline(kept) == _outline(pending) == _outline(new)
         and pending.stacks in (None, new.stacks)
         and pending.waits in (None, new.waits)
+        and seen in (None, state.files)
         and _host_outline(host) in (_host_outline(state.host), _host_outline(new.host))
     )
     if droppable:
-        return Thinned(kept, new, state.host), False
-    return Thinned(pending, new, host), True
+        return Thinned(kept, new, state.host, state.files), False
+    return Thinned(pending, new, host, files), True
 
 
 def _outline(snapshot: Snapshot) -> object:
@@ -314,6 +319,23 @@ def _host_outline(host: Host | Missing | None) -> object:
         host.kernel_log,
         round(20 * used / limit) if limit and used is not None else None,
         round(20 * free / total) if total and free is not None else None,
+    )
+
+
+def _files_outline(snapshot: Snapshot) -> frozenset[tuple[object, ...]] | None:
+    """Return which descriptors there are; None where they were not looked at.
+
+    Where a file is read is left out: what is read is counted.
+    """
+    if not isinstance(snapshot.processes, Processes):
+        return None
+    looked = [process for process in snapshot.processes.processes if process.files is not None]
+    if not looked:
+        return None
+    return frozenset(
+        (process.pid, file.fd, file.kind, file.target, file.identity, bool(file.stirs))
+        for process in looked
+        for file in process.files or ()
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from hangdoctor.model import (
     Frame,
     Host,
     Missing,
+    OpenFile,
+    Process,
     Processes,
     ProcessStacks,
     Snapshot,
@@ -26,7 +29,8 @@ def thinned(*sections):
     """Return which of the snapshots are kept, one a second with these sections each."""
     state, kept = Thinned(), []
     for at_s, given in enumerate(sections):
-        new = Snapshot(at_s=at_s, wall_s=at_s, processes=Processes(processes=()), **given)
+        given = {"processes": Processes(processes=())} | given  # noqa: PLW2901
+        new = Snapshot(at_s=at_s, wall_s=at_s, **given)
         after, keep = thin(state, new)
         if keep:
             kept.append(int(state.pending.at_s))
@@ -57,6 +61,20 @@ def test_a_rare_look_that_tells_something_else_is_kept(first, then):
 def test_a_look_that_the_next_one_repeats_is_not_kept():
     then = {"stacks": REFUSED, "waits": REFUSED, "host": Host(oom_kills=1)}
     assert thinned({}, {}, then, then, {}, {}) == [0, 3, 5]
+
+
+def with_files(*files):
+    process = Process(pid=1, ppid=0, start_ticks=1, title="", comm="", state="R", cpu_s=0.0)
+    process = msgspec.structs.replace(process, files=files or None)
+    return {"processes": Processes(processes=(process,))}
+
+
+def test_a_look_at_descriptors_that_finds_another_one_is_kept():
+    pipe = OpenFile(fd=3, kind="pipe", target="pipe:[1]")
+    eventfd = OpenFile(fd=4, kind="eventfd", target="anon_inode:[eventfd]", identity=7)
+    unseen, before, after = with_files(), with_files(pipe), with_files(pipe, eventfd)
+    assert thinned(before, unseen, before, unseen, after, unseen, unseen) == [0, 4, 6]
+    assert thinned(before, unseen, before, unseen, before, unseen, unseen) == [0, 6]
 
 
 def test_looks_at_a_machine_that_stays_the_same_are_not_kept():
