@@ -278,10 +278,11 @@ def _suspects(kind: Kind, files: Sequence[OpenFile] | None) -> tuple[str, ...]:
         stirred = [file for file in eventfds if file.stirs]
         chosen = stirred or (eventfds if len(eventfds) == 1 else [])
         return tuple(
-            f"eventfd {file.identity if file.identity is not None else '?'} (descriptor {file.fd})"
+            f"descriptor {file.fd}"
+            + (f", number {file.identity} in all processes" if file.identity is not None else "")
             for file in chosen[:3]
         )
     if kind == "pipe":
         pipes = [file for file in files or () if file.kind in ("pipe", "fifo") and file.fd > 2]
-        return tuple(f"{file.target} (descriptor {file.fd})" for file in pipes[:4])
+        return tuple(f"descriptor {file.fd}, {file.target}" for file in pipes[:4])
     return ()

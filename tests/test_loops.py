@@ -118,7 +118,7 @@ def test_the_eventfd_that_stirs_is_named_by_the_number_that_processes_share():
         OpenFile(9, "eventfd", "anon_inode:[eventfd]", position=3, identity=41, stirs=True),
     ]
     one = busy(write_calls_per_s=9e5, bytes_per_write=8.0, read_calls_per_s=0.0)
-    assert find_loop((one,), {}, files).files == ("eventfd 41 (descriptor 9)",)
+    assert find_loop((one,), {}, files).files == ("descriptor 9, number 41 in all processes",)
 
 
 def test_a_full_eventfd_that_refuses_each_write_is_a_runaway_too():
@@ -156,7 +156,7 @@ def test_a_real_loop_is_told_by_its_kind(how, program):
     rank, _ = loop_of(program, how)
     assert (rank.loop.kind if rank.loop else None) == KINDS[how]
     if how == "eventfd_own":
-        assert rank.loop.files[0].startswith("eventfd ")
+        assert rank.loop.files[0].startswith("descriptor ")
         assert rank.loop.thread.sleeps_per_s < 1000
 
 
@@ -172,7 +172,7 @@ def test_a_real_loop_that_only_writes_to_an_eventfd_is_told(program):
     assert rank.loop.kind == "eventfd"
     assert rank.runaway_s > 0
     if hasattr(os, "eventfd"):
-        assert f"(descriptor {started.said['fd']})" in rank.loop.files[0]
+        assert rank.loop.files[0].startswith(f"descriptor {started.said['fd']}")
 
 
 def test_real_threads_that_wake_each_other_over_eventfds_are_no_loop(program):

@@ -274,7 +274,9 @@ def death_of(case: Case, track: Track | None, name: str, *, told: int | None = N
         if status is not None
         else None
     ]
-    advice = ["see whether the kernel killed it: dmesg -T | grep -i 'killed process'"]
+    advice = []
+    if facts.host is None or not isinstance(facts.host.kernel_log, tuple):
+        advice.append("see whether the kernel killed it: dmesg -T | grep -i 'killed process'")
     if killed is not None:
         words = "killed by SIGKILL: out of memory, by the kernel's log"
         because.append(Evidence(text=f"kernel: {killed.text}"))

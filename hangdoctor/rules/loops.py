@@ -124,7 +124,7 @@ def loop_words(rank: RankFacts) -> str:
         return ""
     thread = loop.thread
     writes, reads = thread.write_calls_per_s or 0.0, thread.read_calls_per_s or 0.0
-    on = f" ({loop.files[0]})" if loop.files else ""
+    on = f" ({loop.files[0].split(',')[0]})" if len(loop.files) == 1 else ""
     words = {
         "eventfd": f"writes to an eventfd{on} {writes:,.0f} times a second",
         "eventfd-own": f"writes to and reads from an eventfd{on} {writes:,.0f} times a second",
@@ -177,7 +177,7 @@ def _counters(case: Case, rank: RankFacts, loop: Loop) -> Evidence:
         parts.append(f"GIL in {loop.stack.with_gil} of {loop.stack.dumps} dumps")
     if rank.runaway_s is not None:
         parts.append(f"for {rank.runaway_s:.0f} s")
-    on = f"; may be on {', '.join(loop.files)}" if loop.files else ""
+    on = f"; may be on {'; '.join(loop.files)}" if loop.files else ""
     return Evidence(
         text=f"{rank.name}, thread {thread.name} ({thread.tid}): {', '.join(parts)}{on}",
         pid=rank.pid,
