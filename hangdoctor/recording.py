@@ -272,7 +272,7 @@ def thin(state: Thinned, new: Snapshot) -> tuple[Thinned, bool]:
     processes in the same states, same stacks, same log, and its neighbours at most MAX_GAP_S
     apart. Counters are cumulative, so that what they count is never lost, only dated later. Stacks,
     waits, descriptors and the machine are not looked at each time: a look at them goes only where
-    the one before it or the next snapshot tells the same, since the looks after it may tell nothing.
+    the one before it or the next one tells the same, since the looks after it may tell nothing.
     """
     kept, pending = state.kept, state.pending
     host = pending.host if pending and pending.host is not None else state.host
