@@ -103,7 +103,8 @@ class RankFacts(Struct, frozen=True):
         loop: what its busiest thread spins in; None where none spins, or nothing tells.
         helped_by: name of a busy process below it that is no compiler; else "".
         compiling: its stack goes through a kernel compiler or tuner.
-        on_storage: the kernel function, where a thread of it waits for a file system; else "".
+        on_storage: the kernel function, where a thread of it waits for a file system; else "". None
+            where that could not be read.
         kernel: what the kernel says its main thread waits in, "0" or "" where nothing.
         blocked: the system call that its main thread is blocked in, and what for; None where it
             runs or that is not known.
@@ -139,7 +140,7 @@ class RankFacts(Struct, frozen=True):
     loop: Loop | None = None
     helped_by: str = ""
     compiling: bool = False
-    on_storage: str = ""
+    on_storage: str | None = ""
     kernel: str = ""
     blocked: Blocked | None = None
     blocked_besides: tuple[Blocked, ...] = ()

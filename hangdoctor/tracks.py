@@ -289,8 +289,10 @@ def see_waits(track: Track, waits: ProcessWaits | Missing, at_s: float) -> Track
     return msgspec.structs.replace(track, waits=waits, waits_missing=None, blocked_since=since)
 
 
-def on_storage(process: Process) -> str:
+def on_storage(process: Process) -> str | None:
     """Return what a thread waits for in a file system, in the kernel's words; "" if none does.
+
+    None where the kernel's words could not be read.
 
     A thread in state D does; one that waits for FUSE, NFS or Lustre may be in state S. The threads
     of a multi-thread loader wait in the main thread's place.
@@ -299,7 +301,7 @@ def on_storage(process: Process) -> str:
         kernel = thread.wchan or ""
         if thread.state == "D" or (thread.state == "S" and kernel.startswith(STORAGE_WAITS)):
             return kernel if kernel not in ("", "0") else "state D"
-    return ""
+    return None if "wchan" in process.unreadable else ""
 
 
 def moved(track: Track, at_s: float, moved_by: str) -> Track:

@@ -132,7 +132,7 @@ def target_of(rank: RankFacts, facts: Facts) -> RankFacts | None:
 def _follow_links(groups: dict[str, list[RankFacts]], facts: Facts) -> list[RankFacts]:
     """Move ranks that wait for another one through a descriptor to the linked; return the sinks.
 
-    A sink is where such waits end: a rank that is in no operation, and waits for none itself.
+    A sink is where such waits end: a rank that is seen in no operation, and waits for none itself.
     """
     free = [*groups["elsewhere"], *groups["unseen"]]
     linked, sinks = [], []
@@ -146,7 +146,9 @@ def _follow_links(groups: dict[str, list[RankFacts]], facts: Facts) -> list[Rank
         if len(passed) > 1 and end not in groups["waiting"] + groups["device"]:
             # Where it leads back to those that wait in an operation, it is who they wait for.
             linked.append(rank)
-            if end in free and target_of(end, facts) is None and end not in sinks:
+            # Without its stack it may as well wait in an operation for one of these.
+            seen = end in groups["elsewhere"]
+            if seen and target_of(end, facts) is None and end not in sinks:
                 sinks.append(end)
     for key in ("elsewhere", "unseen"):
         groups[key] = [rank for rank in groups[key] if rank not in linked]

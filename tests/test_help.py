@@ -20,7 +20,7 @@ from hangdoctor.rules import RULES, rule_id
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 120
-COMMANDS = [command.callback.__name__ for command in app.registered_commands]
+COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
 
 
 def hangdoctor(*arguments, **variables):

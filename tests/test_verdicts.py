@@ -11,7 +11,6 @@ import pytest
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, derive, step
-from hangdoctor.findings import weakest
 from hangdoctor.logs.timeline import phase_durations
 from hangdoctor.recording import load
 
@@ -146,24 +145,11 @@ def test_three_times_as_slow_gets_the_same_phase_and_culprit(name, tmp_path):
     )
 
 
-def assert_no_surer(less, full, what):
-    assert less.state in (full.state, "unknown"), what
-    assert set(less.culprits) <= set(full.culprits), what
-    if less.state == full.state:
-        assert weakest(less.confidence, full.confidence) == less.confidence, what
-    found = {finding.rule for finding in full.findings if finding.verdict == "found"}
-    state_of = {finding.rule: finding.state for finding in full.findings}
-    for finding in less.findings:
-        if finding.state in ("hung", "dead"):
-            assert finding.rule in found, what
-            assert state_of[finding.rule] == finding.state, what
-
-
 @pytest.mark.parametrize("section", ["processes", "stacks", "waits", "gpus", "host", "log"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_section_less_makes_no_verdict_surer(name, section):
     recording = load(CASES / name)
-    assert_no_surer(
+    transform.assert_no_surer(
         verdict(transform.drop_section(recording, section)), verdict(recording), section
     )
 
@@ -176,7 +162,7 @@ def test_a_snapshot_less_makes_no_verdict_surer(name):
     if name in DEAD:
         count -= 1  # the watching ended with the look that saw the death: without it, nobody died
     for index in {*range(0, count, max(1, count // 8)), *range(count - 4, count)}:
-        assert_no_surer(verdict(transform.drop_snapshot(recording, index)), full, index)
+        transform.assert_no_surer(verdict(transform.drop_snapshot(recording, index)), full, index)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -186,7 +172,7 @@ def test_a_log_without_its_head_makes_no_verdict_surer(name, tmp_path):
     size = recording.log_path.stat().st_size
     for part in (0.1, 0.5, 0.9, 1.0):
         cut = transform.cut_log_head(recording, int(size * part), tmp_path / str(part))
-        assert_no_surer(verdict(cut), full, part)
+        transform.assert_no_surer(verdict(cut), full, part)
 
 
 def test_what_is_normal_here_replaces_what_is_normal_anywhere():

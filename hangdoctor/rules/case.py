@@ -434,6 +434,13 @@ def _may_be_working(case: Case, rank: RankFacts, phase: Phase | None) -> list[st
                 f"{STORAGE_FACTOR * case.stall_after_s:.0f} s of it"
             )
         ]
+    if _may_wait_for_storage(rank) and watched_s < STORAGE_FACTOR * case.stall_after_s:
+        return [
+            (
+                f"what {rank.name} waits for in the kernel, which may be storage (its wchan), "
+                f"or {STORAGE_FACTOR * case.stall_after_s:.0f} s of it"
+            )
+        ]
     patience_s = SYMMETRIC_FACTOR * case.stall_after_s
     outside = rank.wait is not None and rank.wait.kind in ("network", "lock")
     outside = outside and not lock_is_dead(rank)
@@ -455,6 +462,11 @@ def _may_be_working(case: Case, rank: RankFacts, phase: Phase | None) -> list[st
             )
         ]
     return []
+
+
+def _may_wait_for_storage(rank: RankFacts) -> bool:
+    """Tell whether a rank sleeps, and nothing tells that it is not a file system it waits for."""
+    return rank.on_storage is None and rank.state == "S" and not (rank.wait or rank.blocked)
 
 
 def _is_busy(rank: RankFacts) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from hangdoctor.findings import weakest
 from hangdoctor.model import (
     Gpus,
     LogPosition,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
+    from hangdoctor.findings import Diagnosis
     from hangdoctor.model import Gpu
     from hangdoctor.recording import Recording
 
@@ -280,7 +282,7 @@ def scale_time(recording: Recording, factor: float, into: Path) -> Recording:
 
 def drop_section(
     recording: Recording,
-    section: Literal["processes", "stacks", "gpus", "host", "log"],
+    section: Literal["processes", "stacks", "waits", "gpus", "host", "log"],
 ) -> Recording:
     """Replace a section, wherever it was observed, by Missing(permission)."""
     refused = Missing(reason="permission", detail="Operation not permitted")
@@ -293,6 +295,43 @@ def drop_section(
             for snapshot in recording.snapshots
         ),
     )
+
+
+def assert_no_surer(less: Diagnosis, full: Diagnosis, what: object) -> None:
+    """Check what less evidence may change: the state to unknown, culprits to fewer of them."""
+    assert less.state in (full.state, "unknown"), what
+    assert set(less.culprits) <= set(full.culprits), what
+    if less.state == full.state:
+        assert weakest(less.confidence, full.confidence) == less.confidence, what
+    found = {finding.rule for finding in full.findings if finding.verdict == "found"}
+    state_of = {finding.rule: finding.state for finding in full.findings}
+    for finding in less.findings:
+        if finding.state in ("hung", "dead"):
+            assert finding.rule in found, what
+            assert state_of[finding.rule] == finding.state, what
+
+
+def drop_reading(recording: Recording, name: Literal["io", "wchan", "syscall", "fd"]) -> Recording:
+    """Take one file of /proc/PID away from all processes, as where it may not be read."""
+    refused = Missing(reason="permission", detail="Operation not permitted")
+
+    def process(old: Process) -> Process:
+        found: dict[str, object] = {"unreadable": old.unreadable | {name: refused}}
+        if name == "fd":
+            found["files"] = None
+        elif name in ("wchan", "syscall"):
+            found["threads"] = tuple(replace(thread, **{name: None}) for thread in old.threads)
+        if name == "io":
+            found["io"] = None
+        return replace(old, **found)
+
+    def snapshot(old: Snapshot) -> Snapshot:
+        if not isinstance(old.processes, Processes):
+            return old
+        kept = tuple(map(process, old.processes.processes))
+        return replace(old, processes=replace(old.processes, processes=kept))
+
+    return replace(recording, snapshots=tuple(map(snapshot, recording.snapshots)))
 
 
 def drop_snapshot(recording: Recording, index: int) -> Recording:
