@@ -11,7 +11,7 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.console import Group
 from rich.text import Text
 
@@ -693,9 +693,7 @@ def _wrap(text: str, width: int, most: int, *, indent: int = 0) -> list[str]:
     """Return a text as at most so many lines, clean, with dots where something is left out."""
     width = max(width, 8)
     words = clean(text).split(" ")
-    pieces = [
-        piece for word in words for piece in (chop_cells(word, width - indent) if word else [])
-    ]
+    pieces = [piece for word in words for piece in _chopped(word, width - indent)]
     lines: list[str] = []
     for piece in pieces:
         margin = indent if lines else 0
@@ -707,3 +705,15 @@ def _wrap(text: str, width: int, most: int, *, indent: int = 0) -> list[str]:
         rest = " ".join(itertools.chain([lines[most - 1]], (line.strip() for line in lines[most:])))
         lines = [*lines[: most - 1], _cut(rest, width)]
     return lines
+
+
+def _chopped(word: str, width: int) -> list[str]:
+    """Return a word in pieces of at most so many cells, and none for an empty one."""
+    if cell_len(word) <= width:
+        return [word] if word else []
+    pieces = [""]
+    for character in word:
+        if cell_len(pieces[-1] + character) > width:
+            pieces.append("")
+        pieces[-1] += character
+    return pieces
