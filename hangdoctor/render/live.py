@@ -155,7 +155,9 @@ def _verdict_forms(facts: Facts, diagnosis: Diagnosis, width: int) -> list[list[
         head.append(" " * (width - head.cell_len - cell_len(sure)) + sure, "dim")
     else:
         more.insert(0, sure)
-        head.truncate(width, overflow="ellipsis")
+    if head.cell_len > width > 16:  # narrower, the state alone fits
+        head.truncate(width - 3, overflow="crop")
+        head.append("...")
     version = engine_version(facts)
     more.append(f"{facts.engine} {version}" if version else facts.engine)
     about = [Text(line, "dim") for line in _wrap(", ".join(more), width - 2, 1)]
