@@ -45,7 +45,6 @@ def adopt(source, case, paths):
     (case / (SNAPSHOTS_NAME + ".gz")).write_bytes(gzip.compress(lines, 9, mtime=0))
     header = replace(
         recording.header,
-        installation=None,
         log=replace(recording.header.log, origin=LOG_NAME),
         source=case.name,
     )

@@ -50,13 +50,13 @@ def test_time_and_log_position_only_grow(case):
     assert all(isinstance(s.log, LogPosition) and s.log.silent_s >= 0 for s in snapshots)
 
 
-def test_every_snapshot_has_the_tree_with_its_root_and_the_cards(case):
+def test_every_snapshot_has_the_tree_with_its_root_and_its_cards(case):
     for snapshot in recording.load(case).snapshots:
         assert isinstance(snapshot.processes, Processes)
         first = snapshot.processes.processes[0]
         assert (first.pid,) == snapshot.processes.roots
         assert "sglang.launch_server" in first.title
-        assert snapshot.gpus.cards
+        assert case.name.startswith("cpu-") or snapshot.gpus.cards
 
 
 def test_main_threads_come_first(case):

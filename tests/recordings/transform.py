@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from hangdoctor.findings import weakest
 from hangdoctor.model import (
     Gpus,
+    Installation,
     LogPosition,
     Missing,
     Process,
@@ -200,6 +201,8 @@ def rename_fault(
             ppid=old.ppid + PID_SHIFT,
             title=text(old.title),
             threads=tuple(replace(thread, tid=thread.tid + PID_SHIFT) for thread in old.threads),
+            files=old.files
+            and tuple(replace(each, target=text(each.target)) for each in old.files),
         )
 
     def stacks(old: ProcessStacks | Missing) -> ProcessStacks | Missing:
@@ -250,7 +253,11 @@ def rename_fault(
         return new
 
     renamed = _rewritten(recording, line, snapshot, into)
-    header = replace(renamed.header, command=tuple(text(word) for word in renamed.header.command))
+    installation = renamed.header.installation
+    if isinstance(installation, Installation):
+        installation = replace(installation, path=text(installation.path))
+    command = tuple(text(word) for word in renamed.header.command)
+    header = replace(renamed.header, command=command, installation=installation)
     return replace(renamed, header=header)
 
 
