@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hangdoctor.collect import procfs
+
 collect_ignore = ["programs", "benchmarks"]  # scripts, not modules of tests
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -46,13 +48,18 @@ class Program:
         return self.hear()
 
     def end(self):
-        """Kill all of its group, whatever state it is in."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """Kill all of its session, whatever state it is in: ninja makes groups of its own."""
+        while left := [each.pid for each in procfs.scan("/proc").values() if self._owns(each)]:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self.process.stdin.close()
         os.close(self._fifo)
         os.close(self._keep)
+
+    def _owns(self, stat):
+        return stat.session == self.pid and stat.state != "Z"
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def next_steps(diff: LogDiff, engine: Engine) -> list[Tip]:
         )
     who = culprits(diff)
     if who and diff.first_missing and diff.first_missing.each_rank:
-        tips.append(Tip(f"{compact(who)} first: the others have come further, and wait for it"))
+        tips.append(Tip(f"{compact(who)} first: the others have come further"))
     if named := _changed_arguments(diff):
         tips.append(Tip(f"start once with the good log's arguments, one at a time: {named}"))
     if diff.phase and (diff.failure is None or diff.failure.kind == "timeout"):
