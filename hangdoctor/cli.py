@@ -183,7 +183,7 @@ def diagnose(
         list[str] | None,
         typer.Argument(
             metavar="[SOURCE]...",
-            help="A PID, a recording's directory, a log.",
+            help="A PID, a recording's directory, a log, Flight Recorder dumps or their directory.",
             autocompletion=_launch_pids,
         ),
     ] = None,
@@ -215,7 +215,7 @@ def diagnose(
         ),
     ] = False,
 ) -> None:
-    """One verdict from a PID, a recording, a log, or several of them together.
+    """One verdict from a PID, a recording, a log, dumps, or several of them together.
 
     Without a source it finds the launch that runs on this machine.
 

@@ -73,13 +73,15 @@ def _suspicion(findings: list[Finding], decisive: Finding | None, state: State) 
             for finding in findings
             if finding is not decisive
             and finding.state is None
-            and finding.phase is not None
+            and (finding.phase is not None or finding.rule in _WITHOUT_PHASE)
             and (finding.culprits or finding.rule in _SYMMETRIC)
         ),
         None,
     )
 
 
+_WITHOUT_PHASE = ("flight-recorder-ranks-behind",)
+"""Files that a launch left behind can name a rank, and tell nothing of its phase."""
 _SYMMETRIC = (
     "ranks-diverged",
     "all-ranks-in-same-wait",
@@ -151,5 +153,9 @@ def _unseen(facts: Facts) -> tuple[Unseen, ...]:
         Unseen(what=f"GPU {index}", missing=card.gpu)
         for index, card in facts.cards.items()
         if isinstance(card.gpu, Missing)
+    ]
+    unseen += [
+        Unseen(what=f"dump {path}", missing=missing)
+        for path, missing in facts.unusable_dumps.items()
     ]
     return tuple(unseen)

@@ -17,6 +17,7 @@ from hangdoctor import gpus as gpu_readings
 from hangdoctor import tracks
 from hangdoctor.blocked import Blocked, blocked_threads
 from hangdoctor.busy import Busy, Loop, find_loop
+from hangdoctor.collectives import Collectives, compare
 from hangdoctor.engines import (
     PHASES,
     Engine,
@@ -36,6 +37,7 @@ from hangdoctor.logs.parse import LogLine, ParserState, finish, parse
 from hangdoctor.logs.timeline import RankLog, Timeline, advance, phase_of
 from hangdoctor.model import (
     FileLock,
+    FlightRecorder,
     Frame,
     Gpus,
     Header,
@@ -66,6 +68,8 @@ the default of 20 s, 120 s. One that spins must not count for ever, whatever it 
 BUILD_PAUSE_S = 10.0
 """Children that ended so soon after a compiler was seen count as the build's."""
 TEMPLATES_REMEMBERED = 4096
+DUMPS_S = 30.0
+"""PyTorch writes its dumps once, minutes after a collective got stuck."""
 
 
 class RankFacts(Struct, frozen=True):
@@ -176,6 +180,8 @@ class Facts(Struct, frozen=True):
         parents: titles of what stands above the processes, by pid.
         cards: GPUs by index.
         host: first and last view of the machine; memory_peak: the tightest that memory was.
+        collectives: what the Flight Recorder's dumps say; None where none was read.
+        unusable_dumps: files of it that could not be used, with the reason.
         log_moved_at_s: when the log last said something new.
         rank_log_at_s: the same by rank.
         stamped_at_s: when the log's newest time stamp was written.
@@ -205,6 +211,8 @@ class Facts(Struct, frozen=True):
     host_first: Host | None = None
     host: Host | None = None
     memory_peak: MemoryUse | None = None
+    collectives: Collectives | None = None
+    unusable_dumps: dict[str, Missing] = {}
     log_moved_at_s: float | None = None
     rank_log_at_s: dict[str, float] = {}
     stamped_at_s: float | None = None
@@ -325,7 +333,19 @@ def step(facts: Facts, snapshot: Snapshot | None, blocks: Iterable[bytes], engin
         facts = _see_gpus(facts, snapshot)
         if isinstance(snapshot.host, Host):
             facts = _see_host(facts, snapshot.host, snapshot.at_s)
+        if snapshot.flight_recorder is not None:
+            facts = see_dumps(facts, snapshot.flight_recorder)
     return _conclude(facts, engine)
+
+
+def see_dumps(facts: Facts, recorder: FlightRecorder | Missing) -> Facts:
+    """Take in dumps of the Flight Recorder, of whatever moment they are."""
+    if isinstance(recorder, Missing):
+        return facts
+    found = compare(recorder) if recorder.dumps else None
+    return msgspec.structs.replace(
+        facts, collectives=found or facts.collectives, unusable_dumps=recorder.unusable
+    )
 
 
 def next_looks(facts: Facts) -> dict[str, float]:
@@ -337,8 +357,7 @@ def next_looks(facts: Facts) -> dict[str, float]:
     still = launch_still_s(facts)
     stuck = still is not None and still >= stall_after_s / 4
     stacks_s = min(10.0, max(1.0, stall_after_s / (4 if stuck else 2)))
-    locked = any(rank.wait is not None and rank.wait.kind == "lock" for rank in facts.ranks)
-    return ({"locks": stacks_s} if locked else {}) | {
+    looks = {
         "processes": 1.0,
         "gpus": 1.0,
         "files": 5.0,
@@ -346,6 +365,11 @@ def next_looks(facts: Facts) -> dict[str, float]:
         "waits": stacks_s,
         "host": 2.0,
     }
+    if any(rank.wait is not None and rank.wait.kind == "lock" for rank in facts.ranks):
+        looks["locks"] = stacks_s
+    if stuck and facts.cards and not facts.cpu_launch:
+        looks["flight_recorder"] = DUMPS_S
+    return looks
 
 
 def launch_still_s(facts: Facts) -> float | None:
@@ -400,7 +424,7 @@ def _movers(facts: Facts) -> list[Track]:
 
 def _sections(snapshot: Snapshot) -> dict[str, Missing | None]:
     found: dict[str, Missing | None] = {}
-    for name in ("processes", "stacks", "waits", "gpus", "host", "log"):
+    for name in ("processes", "stacks", "waits", "gpus", "host", "flight_recorder", "log"):
         section = getattr(snapshot, name)
         if section is not None:
             found[name] = section if isinstance(section, Missing) else None

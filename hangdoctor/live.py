@@ -18,6 +18,7 @@ from hangdoctor.collect.installation import find_installation
 from hangdoctor.facts import Facts, begin, hear, next_looks, step
 from hangdoctor.logs.follow import Listener
 from hangdoctor.model import (
+    FlightRecorder,
     Header,
     Installation,
     LogPosition,
@@ -152,6 +153,14 @@ class Live:
         self.facts = step(self._base, snapshot, self._heard, self.engine)
         self._see_installation(snapshot)
         return self.facts
+
+    def add_dumps(self, recorder: FlightRecorder) -> None:
+        """Keep dumps that the user named, so that the recording tells all that was judged by."""
+        at_s = round(time.monotonic() - self._began_s, 3)
+        snapshot = Snapshot(at_s=at_s, wall_s=round(time.time(), 3), flight_recorder=recorder)
+        self._keep_pending()
+        if self._recorder:
+            self._recorder.add(snapshot)
 
     def finish(self, *, wait: bool = True) -> Facts:
         """Return the facts at the end, with the installation that the processes run.

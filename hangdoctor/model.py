@@ -423,6 +423,80 @@ class Host(Struct, frozen=True, tag="host"):
     kernel_log: tuple[KernelMessage, ...] | Missing | None = None
 
 
+class CollectiveEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One operation in a Flight Recorder dump of PyTorch; an array on disk, there are many.
+
+    Attributes:
+        record_id: number of the entry in its rank's recorder, counted over all groups.
+        group: name of its process group.
+        seq: number of the collective in its group; of a send or receive the number among these.
+        op: what it is, without the backend: "all_reduce", "send 0->3" (ranks of the group).
+        state: as the recorder saw it last.
+        is_p2p: a send or receive, which other ranks need not join.
+        created_wall_s: when the rank's program enqueued it, seconds since 1970; None if untold.
+        shape: sizes and types of its inputs, as far as all ranks must agree on them; else "".
+        gave_up: the watchdog retired it though it had not completed: its time limit passed.
+        frames: the program's frames, innermost first.
+    """
+
+    record_id: int
+    group: str
+    seq: int
+    op: str
+    state: Literal["scheduled", "started", "completed"]
+    is_p2p: bool = False
+    created_wall_s: float | None = None
+    shape: str = ""
+    gave_up: bool = False
+    frames: tuple[Frame, ...] = ()
+
+
+class CollectiveGroup(Struct, frozen=True):
+    """A process group as one rank's Flight Recorder tells it.
+
+    Attributes:
+        name, description: PyTorch's name, and what the program calls it.
+        ranks: global numbers of its members, in the group's order.
+        enqueued, completed: number of the last operation that this rank enqueued, and that its
+            watchdog saw completed; None where the dump does not tell. Of collectives, or of sends
+            and receives, whichever came last.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    description: str = ""
+    enqueued: int | None = None
+    completed: int | None = None
+
+
+class FlightRecorderDump(Struct, frozen=True, tag="dump"):
+    """What the Flight Recorder of one rank wrote.
+
+    Attributes:
+        rank: global number, by the file's name; its groups agree.
+        file: the path.
+        version: of the format.
+        written_wall_s: the file's time stamp; a copy may have a later one.
+        groups: those that the rank belongs to.
+        entries: operations that had not completed, and the last completed ones of each group, by
+            record id.
+    """
+
+    rank: int
+    file: str
+    version: str = ""
+    written_wall_s: float | None = None
+    groups: tuple[CollectiveGroup, ...] = ()
+    entries: tuple[CollectiveEntry, ...] = ()
+
+
+class FlightRecorder(Struct, frozen=True, tag="flight-recorder"):
+    """Dumps by rank; a file that could not be used is in `unusable`, with its reason."""
+
+    dumps: dict[int, FlightRecorderDump] = {}
+    unusable: dict[str, Missing] = {}
+
+
 class LogPosition(Struct, frozen=True, tag="log"):
     """How far the log had been read when the snapshot was taken.
 
@@ -445,8 +519,8 @@ class Snapshot(Struct, frozen=True):
         at_s: monotonic seconds since the recording began.
         wall_s: seconds since 1970.
         took_s: what each collector cost, in seconds.
-        processes, stacks, waits, gpus, host, log: the sections. `None` means not due this time,
-            which is not `Missing`: it says nothing.
+        processes, stacks, waits, gpus, host, flight_recorder, log: the sections. `None` means not
+            due this time, which is not `Missing`: it says nothing.
     """
 
     at_s: float
@@ -457,6 +531,7 @@ class Snapshot(Struct, frozen=True):
     waits: Waits | Missing | None = None
     gpus: Gpus | Missing | None = None
     host: Host | Missing | None = None
+    flight_recorder: FlightRecorder | Missing | None = None
     log: LogPosition | Missing | None = None
 
 

@@ -33,6 +33,8 @@ JUDGED = (
     "all-ranks-in-same-wait",
     "all-ranks-wait-for-their-gpus",
     "all-ranks-stand-still",
+    "flight-recorder-ranks-behind",
+    "flight-recorder-ranks-diverged",
     "warmup-request-unanswered",
 )
 """The rules that say `hung`, and stay undecided where something that could move was not seen."""

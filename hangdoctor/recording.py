@@ -286,6 +286,7 @@ def thin(state: Thinned, new: Snapshot) -> tuple[Thinned, bool]:
         and pending.stacks in (None, new.stacks)
         and pending.waits in (None, new.waits)
         and seen in (None, state.files)
+        and pending.flight_recorder in (None, new.flight_recorder)
         and _host_outline(host) in (_host_outline(state.host), _host_outline(new.host))
     )
     if droppable:

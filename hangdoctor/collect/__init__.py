@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hangdoctor.collect import gpus, host, processes, procfs, stacks, waits
+from hangdoctor.collect import flight_recorder, gpus, host, processes, procfs, stacks, waits
 from hangdoctor.collect.exits import Exits
 from hangdoctor.collect.look import Job, Look
 from hangdoctor.collect.worker import Worker, ask_all
@@ -44,6 +44,7 @@ COLLECTORS: dict[str, Job] = {
     ),
     "gpus": Job(read=gpus.read, request=Look, reply=Gpus | Missing, deadline_s=5.0, fills="gpus"),
     "host": Job(read=host.read, request=Look, reply=Host | Missing, deadline_s=2.0, fills="host"),
+    "flight_recorder": flight_recorder.JOB,
 }
 """What can be due, beside parts of sections."""
 
@@ -112,8 +113,8 @@ class Observer:
         """Ask the collectors that are due, all at once, and return what they say.
 
         Args:
-            due: of "processes", "files", "stacks", "waits", "locks", "gpus", "host"; "files"
-                brings "processes", and "locks" brings "waits".
+            due: names of COLLECTORS; "files", which brings "processes", and "locks", which brings
+                "waits".
             at_s: monotonic seconds since the recording began.
             wall_s: seconds since 1970.
 

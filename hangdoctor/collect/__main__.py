@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from hangdoctor.collect import COLLECTORS, installation, rights
+from hangdoctor.collect import COLLECTORS, flight_recorder, installation, rights
 from hangdoctor.collect.worker import serve
 
 if __name__ == "__main__":
-    serve((COLLECTORS | {"installation": installation.JOB} | rights.JOBS)[sys.argv[1]])
+    once = {"installation": installation.JOB, "dump_files": flight_recorder.PATHS_JOB} | rights.JOBS
+    serve((COLLECTORS | once)[sys.argv[1]])

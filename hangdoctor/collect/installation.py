@@ -214,7 +214,7 @@ def _import_path(proc: str, pid: int, world: _World) -> Iterator[str]:
 
     Its environment may be gone (setproctitle writes over it); the launcher's is there.
     """
-    environ = environ_of(proc, pid)
+    environ = procfs.read_environ(proc, pid)
     # "-m" puts the working directory first.
     with contextlib.suppress(OSError):
         if {b"-m", b"-c"}.intersection(procfs.read(f"{proc}/{pid}/cmdline").split(b"\0")):
@@ -230,7 +230,7 @@ def _sites(proc: str, pid: int, world: _World) -> list[str]:
     except OSError:
         maps = ""
     found = [site for site, _ in Counter(_SITE.findall(maps)).most_common()]
-    environ = environ_of(proc, pid)
+    environ = procfs.read_environ(proc, pid)
     prefixes = [environ.get("VIRTUAL_ENV", ""), environ.get("CONDA_PREFIX", "")]
     try:
         program = procfs.read(f"{proc}/{pid}/cmdline").split(b"\0")[0].decode(errors="replace")
@@ -354,15 +354,6 @@ def _dist_info(package: str, places: Iterable[str], world: _World) -> str | None
             if wanted.fullmatch(name):
                 return f"{place}/{name}"
     return None
-
-
-def environ_of(proc: str, pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with; empty where it cannot be read."""
-    try:
-        raw = procfs.read(f"{proc}/{pid}/environ").decode(errors="replace")
-    except OSError:
-        return {}
-    return dict(pair.split("=", 1) for pair in raw.split("\0") if "=" in pair)
 
 
 def _started_wall_s(proc: str, pid: int) -> float | None:

@@ -1,6 +1,6 @@
 """Reads and parses /proc: each file has a parser that takes bytes, and the root is an argument.
 
-Nothing here takes the target's memory map lock except `read_title`, see there.
+Nothing here takes the target's memory map lock except `read_title` and `read_environ`, see there.
 """
 
 from __future__ import annotations
@@ -183,6 +183,18 @@ def read_title(proc: str, pid: int) -> str:
         OSError: as `read`.
     """
     return parse_title(read(f"{proc}/{pid}/cmdline"))
+
+
+def read_environ(proc: str, pid: int) -> dict[str, str]:
+    """Read the environment that a process was started with; empty where it cannot be read.
+
+    What setproctitle has written over is gone. Takes the same lock as `read_title`.
+    """
+    try:
+        raw = read(f"{proc}/{pid}/environ").decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(pair.split("=", 1) for pair in raw.split("\0") if "=" in pair)
 
 
 def scan(proc: str) -> dict[int, Stat]:

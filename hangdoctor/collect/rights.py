@@ -380,7 +380,7 @@ def _place(proc: str, pid: int | None) -> Place:
     root = "" if pid is None else f"{at}/root"
     # Nothing is there where we may not look: then the cgroup alone tells.
     signs = [path for path in _CONTAINER_FILES if os.path.lexists(root + path)]
-    variables = os.environ if pid is None else installation.environ_of(proc, pid)
+    variables = os.environ if pid is None else procfs.read_environ(proc, pid)
     signs += [name for name in _CONTAINER_VARIABLES if name in variables]
     try:
         cgroup = procfs.read(f"{at}/cgroup").decode(errors="replace")
@@ -436,7 +436,7 @@ def _ras(look: RightsLook) -> Ras:
     variables: dict[str, str] = {}
     if look.is_target:
         for each in look.pids:  # a rank's may be gone: setproctitle writes over it
-            variables = installation.environ_of(proc, each) | variables
+            variables = procfs.read_environ(proc, each) | variables
     given = variables.get("NCCL_RAS_ADDR")
     ras = Ras(
         address=given or RAS_ADDRESS,

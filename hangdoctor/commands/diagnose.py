@@ -21,12 +21,13 @@ from hangdoctor.commands.sources import (
     header_of,
     log_of,
     longest_phases,
+    read_dumps,
     shown,
     sort_sources,
 )
 from hangdoctor.diagnose import diagnose as judge
 from hangdoctor.errors import EvidenceError, UsageError
-from hangdoctor.facts import derive, step
+from hangdoctor.facts import begin, derive, see_dumps, step
 from hangdoctor.live import Live
 from hangdoctor.logs.timeline import detect_engine
 from hangdoctor.model import Header, LogPosition, Snapshot
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from hangdoctor.engines import Engine
     from hangdoctor.facts import Facts
+    from hangdoctor.model import FlightRecorder
 
 
 def diagnose(
@@ -98,10 +100,10 @@ def _look(
 ) -> tuple[Facts, Engine, bool]:
     """Return what the sources tell, and whether a Ctrl-C ended the look at a launch."""
     interrupted = False
-    pids, directories, logs = sort_sources(sources)
+    pids, directories, logs, dumps = sort_sources(sources)
     if log is not None:
         logs.append(log)
-    if record is not None and (directories or (logs and not pids)):
+    if record is not None and (directories or ((logs or dumps) and not pids)):
         raise UsageError(
             "--record needs a running launch: a recording or a log is kept already",
             hint="hangdoctor diagnose PID --log FILE --record DIR",
@@ -112,13 +114,14 @@ def _look(
             hint="name one PID or one recording, and at most one log of the same launch",
         )
     normal_s = longest_phases(good, engine_name)
+    recorder = read_dumps(dumps) if dumps else None
     if directories:
         with ExitStack() as exits:
             files = [as_file(each, exits) for each in logs]
             facts, engine = _from_recording(
                 directories[0], files, engine_name, stall_after_s, normal_s
             )
-    elif pids or not logs:
+    elif pids or not (logs or dumps):
         facts, engine, interrupted = _from_launch(
             pids[0] if pids else None,
             logs[0] if logs else None,
@@ -128,13 +131,20 @@ def _look(
             native=native,
             stall_after_s=Header().stall_after_s if stall_after_s is None else stall_after_s,
             normal_s=normal_s,
+            recorder=recorder,
         )
+    elif not logs:
+        engine = engine_named(engine_name)
+        header = Header(source=", ".join(map(shown, dumps)), engine=engine.name)
+        facts = begin(header, engine)
     else:
         with ExitStack() as exits:
             file = as_file(logs[0], exits)
             facts, engine = _judge_log(
                 file, logs[0], engine_name, still_running=still_running, normal_s=normal_s
             )
+    if recorder is not None:
+        facts = see_dumps(facts, recorder)
     return facts, engine, interrupted
 
 
@@ -148,6 +158,7 @@ def _from_launch(
     native: bool,
     stall_after_s: float,
     normal_s: dict[str, float],
+    recorder: FlightRecorder | None,
 ) -> tuple[Facts, Engine, bool]:
     """Look at a launch; return what was seen, and whether a Ctrl-C ended the look."""
     launch, engine = find(pid, engine_name)
@@ -166,6 +177,8 @@ def _from_launch(
             interrupted = True
             if sys.stderr.isatty():
                 say("")  # below the ^C
+        if recorder is not None:
+            live.add_dumps(recorder)
         facts, interrupted = finish(live, interrupted=interrupted)
         if live.recording_failed:
             say(f"hangdoctor: the recording is incomplete: {live.recording_failed.strerror}")

@@ -8,7 +8,7 @@ import stat
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hangdoctor import __version__, engines
 from hangdoctor.commands.copies import no_copy, temporary_copy
@@ -19,12 +19,14 @@ from hangdoctor.model import Header, LogSource, Missing
 from hangdoctor.recording import (
     bare_log,
     check_log,
+    is_recording,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hangdoctor.engines import Engine
+    from hangdoctor.model import FlightRecorder
     from hangdoctor.target import Launch
 
 
@@ -34,22 +36,29 @@ DETECT_BYTES = 4 << 20
 """So much of a log's start is read to recognise the engine."""
 
 
-def sort_sources(sources: Sequence[str]) -> tuple[list[int], list[Path], list[str]]:
-    """Return the PIDs, the recordings' directories and the logs among the sources.
+def sort_sources(sources: Sequence[str]) -> tuple[list[int], list[Path], list[str], list[str]]:
+    """Return the PIDs, the recordings' directories, the logs and the dumps among the sources.
 
     Raises:
         InputError: one of them is none of these.
     """
+    from hangdoctor.collect.flight_recorder import holds_dumps, looks_like_dump
+
     pids: list[int] = []
     directories: list[str] = []
     logs: list[str] = []
+    dumps: list[str] = []
     for source in sources:
         path = Path(source)
         there = bool(source) and os.path.lexists(path)
         if source == "-":
             logs.append(source)
         elif there or "/" in source:
-            (directories if stat.S_ISDIR(mode_of(path)) else logs).append(source)
+            if stat.S_ISDIR(mode_of(path)):
+                of_dumps = not is_recording(path) and holds_dumps(source)
+                (dumps if of_dumps else directories).append(source)
+            else:
+                (dumps if looks_like_dump(source) else logs).append(source)
         elif source.isascii() and source.isdecimal():
             pids.append(int(source))
         else:
@@ -57,7 +66,28 @@ def sort_sources(sources: Sequence[str]) -> tuple[list[int], list[Path], list[st
                 f"{source!r} is neither a PID, nor a recording, nor a log",
                 hint="hangdoctor diagnose [PID | DIRECTORY | LOG]",
             )
-    return pids, list(map(Path, directories)), logs
+    return pids, list(map(Path, directories)), logs, dumps
+
+
+def read_dumps(paths: Sequence[str]) -> FlightRecorder:
+    """Read files and directories of Flight Recorder dumps, in a process that may be abandoned.
+
+    Raises:
+        InputError: they cannot be read, or hold no dump that can be used.
+    """
+    from hangdoctor.collect import flight_recorder
+    from hangdoctor.collect.worker import ask_once
+
+    request = flight_recorder.Paths(paths=tuple(map(os.path.abspath, paths)))
+    found = ask_once("dump_files", flight_recorder.PATHS_JOB, request)
+    named = ", ".join(map(shown, paths))
+    if isinstance(found, Missing):
+        raise InputError(f"cannot read the dumps in {named}: {found.detail}", hint=found.hint)
+    if not found.dumps:
+        reasons = {missing.detail: missing.hint for missing in found.unusable.values()}
+        why, hint = next(iter(reasons.items()), ("none is there", f"ls -l {named}"))
+        raise InputError(f"no dump in {named} can be used: {why}", hint=hint)
+    return cast("FlightRecorder", found)
 
 
 def find(pid: int | None, engine_name: str | None) -> tuple[Launch, Engine]:

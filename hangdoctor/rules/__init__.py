@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.rules import (
     builds,
+    collectives,
     deaths,
     device,
     known_issues,
@@ -47,6 +48,9 @@ RULES: tuple[Rule, ...] = (
     waits.all_ranks_wait_for_their_gpus,
     waits.all_ranks_stand_still,
     waits.waiting_for_rank_behind_in_log,
+    collectives.flight_recorder_ranks_behind,
+    collectives.flight_recorder_ranks_diverged,
+    collectives.flight_recorder_undecided,
     waits.threads_wait_in_a_circle,
     waits.stale_lock_file,
     waits.lock_held,
