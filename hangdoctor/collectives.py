@@ -23,7 +23,8 @@ anything stood still since, the dumps do not tell; the rules ask for it.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 from hangdoctor.model import (
     CollectiveEntry,
@@ -168,7 +169,7 @@ def compare(recorder: FlightRecorder) -> Collectives:
     for operation in opened:
         for rank in operation.missing:
             edges.setdefault(rank, set()).add(operation.rank)
-    waiting = {rank for rank in dumps if _waits(rank, opened)}
+    waiting = _waiting(opened)
     waited_for = {
         rank: tuple(sorted(_reaching(rank, edges))) for rank in edges if rank not in waiting
     }
@@ -207,40 +208,39 @@ class _View:
         self.collectives: dict[int, list[CollectiveEntry]] = {}
         self.sends: dict[int, list[CollectiveEntry]] = {}
 
-    def enqueued(self, rank: int) -> int | None:
-        """Return the number of the last collective that a rank enqueued; None if not known."""
-        numbers = [entry.seq for entry in self.collectives[rank]]
-        told = self.told[rank].enqueued
-        if told is not None and not self._counts_sends():
-            numbers.append(told)
-        return max(numbers, default=None)
+    @cached_property
+    def enqueued(self) -> dict[int, int]:
+        """The last collective that each rank enqueued, where that is known."""
+        return {
+            rank: max(numbers)
+            for rank, entries in self.collectives.items()
+            if (numbers := [*(entry.seq for entry in entries), *self._status(rank, "enqueued")])
+        }
 
-    def completed(self, rank: int) -> int | None:
-        """Return the number of the last collective that a rank's watchdog saw complete."""
-        numbers = [entry.seq for entry in self.collectives[rank] if entry.state == "completed"]
-        told = self.told[rank].completed
-        if told is not None and not self._counts_sends():
-            numbers.append(told)
-        open_ = [entry.seq for entry in self.collectives[rank] if entry.state != "completed"]
-        if open_:  # those before it have been completed, or it would not be the oldest
-            numbers.append(open_[0] - 1)
-        return max(numbers, default=None)
+    @cached_property
+    def completed(self) -> list[tuple[int, int]]:
+        """The last collective that a rank's watchdog saw complete, and the rank, highest first."""
+        found = []
+        for rank, entries in self.collectives.items():
+            numbers = [entry.seq for entry in entries if entry.state == "completed"]
+            numbers += self._status(rank, "completed")
+            open_ = [entry.seq for entry in entries if entry.state != "completed"]
+            numbers += [open_[0] - 1] if open_ else []  # it would not be the oldest otherwise
+            if numbers:
+                found.append((max(numbers), rank))
+        return sorted(found, reverse=True)
 
     def proven(self, rank: int) -> tuple[int, int] | None:
         """Return a peer for which a collective ended that needed the rank, and the last such."""
-        best: tuple[int, int] | None = None
-        for peer in self.collectives:
-            completed = self.completed(peer)
-            if peer == rank or completed is None:
-                continue
-            joint = [
-                entry.seq
-                for entry in self.collectives[rank]
-                if entry.seq <= completed and entry.op in ALL_CONTRIBUTE
-            ]
-            if joint and (best is None or joint[-1] > best[1]):
-                best = peer, joint[-1]
-        return best
+        peer = next((each for each in self.completed if each[1] != rank), None)
+        if peer is None:
+            return None
+        joint = [
+            entry.seq
+            for entry in self.collectives[rank]
+            if entry.seq <= peer[0] and entry.op in ALL_CONTRIBUTE
+        ]
+        return (peer[1], joint[-1]) if joint else None
 
     def stopped(self, rank: int, proven: tuple[int, int] | None) -> StoppedRecord | None:
         """Return the proof that a rank's record has stopped, if there is one."""
@@ -259,7 +259,7 @@ class _View:
         """Return an open operation with the members that are missing in it."""
         missing = []
         for member in self.collectives:
-            enqueued = self.enqueued(member)
+            enqueued = self.enqueued.get(member)
             absent = enqueued is not None and enqueued < entry.seq
             lags = entry.state == "started" and self._lags(member, entry.seq)
             if member != rank and (absent or lags):
@@ -284,8 +284,13 @@ class _View:
                 return Divergence(group=self.group, seq=seq, ranks_by_operation=found)
         return None
 
-    def _counts_sends(self) -> bool:
-        """Tell whether the status may count sends and receives instead of collectives."""
+    def _status(self, rank: int, what: Literal["enqueued", "completed"]) -> list[int]:
+        """Return a number of a rank's status, unless it may count sends and receives instead."""
+        told: int | None = getattr(self.told[rank], what)
+        return [] if told is None or self._has_sends else [told]
+
+    @cached_property
+    def _has_sends(self) -> bool:
         return any(self.sends.values())
 
     def _lags(self, member: int, seq: int) -> bool:
@@ -355,17 +360,25 @@ def _is_counterpart(other: CollectiveEntry, entry: CollectiveEntry) -> bool:
     return match[1] != of_other[1] and (match[2], match[3]) == (of_other[3], of_other[2])
 
 
-def _waits(rank: int, opened: Iterable[OpenOperation]) -> bool:
-    """Tell whether a rank has something open that may hold it, but its own lateness."""
-    own = [one for one in opened if one.rank == rank]
-    if not own:
-        return False
-    front = min(own, key=lambda one: one.entry.record_id)
-    late = any(
-        rank in one.missing and one.group == front.group and one.entry.seq == front.entry.seq
-        for one in opened
-    )
-    return not late
+def _waiting(opened: Iterable[OpenOperation]) -> set[int]:
+    """Return the ranks that have something open that may hold them, but their own lateness."""
+    front: dict[int, OpenOperation] = {}
+    late: set[tuple[int, str, tuple[int, ...], int]] = set()
+    for one in opened:
+        first = front.setdefault(one.rank, one)
+        if one.entry.record_id < first.entry.record_id:
+            front[one.rank] = one
+        if not one.entry.is_p2p:
+            late |= {(rank, *_operation(one)) for rank in one.missing}
+    return {
+        rank
+        for rank, one in front.items()
+        if one.entry.is_p2p or (rank, *_operation(one)) not in late
+    }
+
+
+def _operation(one: OpenOperation) -> tuple[str, tuple[int, ...], int]:
+    return one.group.name, one.group.ranks, one.entry.seq
 
 
 def _reaching(rank: int, edges: Mapping[int, set[int]]) -> set[int]:

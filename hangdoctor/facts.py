@@ -51,6 +51,7 @@ from hangdoctor.model import (
     Struct,
     Waits,
 )
+from hangdoctor.nccl import Ras, see_ras
 from hangdoctor.tracks import Track
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ the default of 20 s, 120 s. One that spins must not count for ever, whatever it 
 BUILD_PAUSE_S = 10.0
 """Children that ended so soon after a compiler was seen count as the build's."""
 TEMPLATES_REMEMBERED = 4096
+RAS_S = 5.0
+"""Counts that differ in a healthy job have moved on after so long."""
+RAS_AGAIN_S = 10.0
+"""Where RAS has not answered."""
 DUMPS_S = 30.0
 """PyTorch writes its dumps once, minutes after a collective got stuck."""
 
@@ -180,6 +185,7 @@ class Facts(Struct, frozen=True):
         parents: titles of what stands above the processes, by pid.
         cards: GPUs by index.
         host: first and last view of the machine; memory_peak: the tightest that memory was.
+        ras: what NCCL's RAS counts; None where it was not asked, or did not answer.
         collectives: what the Flight Recorder's dumps say; None where none was read.
         unusable_dumps: files of it that could not be used, with the reason.
         log_moved_at_s: when the log last said something new.
@@ -211,6 +217,7 @@ class Facts(Struct, frozen=True):
     host_first: Host | None = None
     host: Host | None = None
     memory_peak: MemoryUse | None = None
+    ras: Ras | None = None
     collectives: Collectives | None = None
     unusable_dumps: dict[str, Missing] = {}
     log_moved_at_s: float | None = None
@@ -333,6 +340,9 @@ def step(facts: Facts, snapshot: Snapshot | None, blocks: Iterable[bytes], engin
         facts = _see_gpus(facts, snapshot)
         if isinstance(snapshot.host, Host):
             facts = _see_host(facts, snapshot.host, snapshot.at_s)
+        if snapshot.nccl_ras is not None:
+            ras = see_ras(facts.ras, snapshot.nccl_ras, snapshot.at_s)
+            facts = msgspec.structs.replace(facts, ras=ras)
         if snapshot.flight_recorder is not None:
             facts = see_dumps(facts, snapshot.flight_recorder)
     return _conclude(facts, engine)
@@ -368,6 +378,7 @@ def next_looks(facts: Facts) -> dict[str, float]:
     if any(rank.wait is not None and rank.wait.kind == "lock" for rank in facts.ranks):
         looks["locks"] = stacks_s
     if stuck and facts.cards and not facts.cpu_launch:
+        looks["nccl_ras"] = RAS_S if facts.ras else RAS_AGAIN_S
         looks["flight_recorder"] = DUMPS_S
     return looks
 
@@ -424,7 +435,16 @@ def _movers(facts: Facts) -> list[Track]:
 
 def _sections(snapshot: Snapshot) -> dict[str, Missing | None]:
     found: dict[str, Missing | None] = {}
-    for name in ("processes", "stacks", "waits", "gpus", "host", "flight_recorder", "log"):
+    for name in (
+        "processes",
+        "stacks",
+        "waits",
+        "gpus",
+        "host",
+        "nccl_ras",
+        "flight_recorder",
+        "log",
+    ):
         section = getattr(snapshot, name)
         if section is not None:
             found[name] = section if isinstance(section, Missing) else None

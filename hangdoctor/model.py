@@ -497,6 +497,64 @@ class FlightRecorder(Struct, frozen=True, tag="flight-recorder"):
     unusable: dict[str, Missing] = {}
 
 
+class NcclRank(Struct, frozen=True):
+    """One rank of a communicator, as NCCL's RAS tells it.
+
+    Attributes:
+        number: in the communicator.
+        pid: in the observer's namespace; None for a process that is not the launch's here.
+        host: the address it has in RAS's own network.
+        counts: operations that it has launched, by collective ("" where all are counted as one);
+            empty where nothing was told.
+        state: "running", "init", "finalize", "abort"; or why it is missing: "unresponsive", "dead",
+            "no-member".
+        error: what it reports, in NCCL's words or its number; "" for none.
+    """
+
+    number: int
+    pid: int | None = None
+    host: str = ""
+    counts: dict[str, int] = {}
+    state: str = "running"
+    error: str = ""
+
+
+class NcclCommunicator(Struct, frozen=True):
+    """One communicator.
+
+    Attributes:
+        id: its hash.
+        size: number of its ranks.
+        ranks: those that were named: in JSON all, in text those that stand out.
+        others: what the ranks that were not named have launched; empty where that is not one
+            number, or all are named.
+    """
+
+    id: str
+    size: int
+    ranks: tuple[NcclRank, ...] = ()
+    others: dict[str, int] = {}
+
+
+class NcclRas(Struct, frozen=True, tag="nccl-ras"):
+    """What NCCL's RAS answered for this launch.
+
+    Attributes:
+        address: where it answered; version: of NCCL.
+        form: "json", "repaired json" where NCCL wrote it wrong, or "text".
+        communicators: in JSON all, in text those that are not all alike.
+        alike: number of communicators that were told to be alike on all ranks, and are not listed.
+        timeouts: ranks that did not answer RAS in time.
+    """
+
+    address: str
+    version: str = ""
+    form: Literal["json", "repaired json", "text"] = "json"
+    communicators: tuple[NcclCommunicator, ...] = ()
+    alike: int = 0
+    timeouts: int = 0
+
+
 class LogPosition(Struct, frozen=True, tag="log"):
     """How far the log had been read when the snapshot was taken.
 
@@ -519,8 +577,8 @@ class Snapshot(Struct, frozen=True):
         at_s: monotonic seconds since the recording began.
         wall_s: seconds since 1970.
         took_s: what each collector cost, in seconds.
-        processes, stacks, waits, gpus, host, flight_recorder, log: the sections. `None` means not
-            due this time, which is not `Missing`: it says nothing.
+        processes, stacks, waits, gpus, host, nccl_ras, flight_recorder, log: the sections. `None`
+            means not due this time, which is not `Missing`: it says nothing.
     """
 
     at_s: float
@@ -531,6 +589,7 @@ class Snapshot(Struct, frozen=True):
     waits: Waits | Missing | None = None
     gpus: Gpus | Missing | None = None
     host: Host | Missing | None = None
+    nccl_ras: NcclRas | Missing | None = None
     flight_recorder: FlightRecorder | Missing | None = None
     log: LogPosition | Missing | None = None
 

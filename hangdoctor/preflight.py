@@ -33,6 +33,7 @@ JUDGED = (
     "all-ranks-in-same-wait",
     "all-ranks-wait-for-their-gpus",
     "all-ranks-stand-still",
+    "nccl-ranks-behind",
     "flight-recorder-ranks-behind",
     "flight-recorder-ranks-diverged",
     "warmup-request-unanswered",

@@ -9,7 +9,15 @@ import pytest
 
 from hangdoctor import engines
 from hangdoctor.live import Live
-from hangdoctor.model import Header, Installation, LogPosition, LogSource, Missing
+from hangdoctor.model import (
+    FlightRecorder,
+    FlightRecorderDump,
+    Header,
+    Installation,
+    LogPosition,
+    LogSource,
+    Missing,
+)
 from hangdoctor.recording import Recorder, load
 
 SGLANG = engines.load("sglang")
@@ -31,6 +39,16 @@ def live_of(program, log, record):
     target = program("sleep")
     header = Header(engine="sglang", log=LogSource(origin=str(log)))
     return Live([target.pid], SGLANG, header, log=log, record=record)
+
+
+def test_dumps_that_the_user_names_are_kept_beside_what_was_seen(program, log, tmp_path):
+    recorder = FlightRecorder(dumps={0: FlightRecorderDump(rank=0, file="trace_0")})
+    with live_of(program, log, tmp_path / "recording") as live:
+        live.look()
+        live.add_dumps(recorder)
+    recording = load(tmp_path / "recording")
+    assert [each.flight_recorder for each in recording.snapshots] == [None, recorder]
+    assert b"".join(b"".join(blocks) for _, blocks in recording.steps()) == b"one\n"
 
 
 def test_a_log_that_fails_in_the_middle_is_missing_in_that_snapshot_and_read_on_later(

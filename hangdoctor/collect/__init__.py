@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hangdoctor.collect import flight_recorder, gpus, host, processes, procfs, stacks, waits
+from hangdoctor.collect import (
+    flight_recorder,
+    gpus,
+    host,
+    nccl_ras,
+    processes,
+    procfs,
+    stacks,
+    waits,
+)
 from hangdoctor.collect.exits import Exits
 from hangdoctor.collect.look import Job, Look
 from hangdoctor.collect.worker import Worker, ask_all
@@ -44,6 +53,7 @@ COLLECTORS: dict[str, Job] = {
     ),
     "gpus": Job(read=gpus.read, request=Look, reply=Gpus | Missing, deadline_s=5.0, fills="gpus"),
     "host": Job(read=host.read, request=Look, reply=Host | Missing, deadline_s=2.0, fills="host"),
+    "nccl_ras": nccl_ras.JOB,
     "flight_recorder": flight_recorder.JOB,
 }
 """What can be due, beside parts of sections."""

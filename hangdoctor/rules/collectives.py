@@ -8,18 +8,191 @@ import msgspec
 
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.frames import place
+from hangdoctor.nccl import OTHERS, diverged, lags
 from hangdoctor.rules.case import earliest_phase, evidence, judge
+from hangdoctor.waitgraph import PEER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hangdoctor.collectives import Collectives, OpenOperation
-    from hangdoctor.model import CollectiveEntry, CollectiveGroup
+    from hangdoctor.facts import RankFacts
+    from hangdoctor.model import (
+        CollectiveEntry,
+        CollectiveGroup,
+        NcclCommunicator,
+        NcclRank,
+        NcclRas,
+    )
+    from hangdoctor.nccl import Lag
     from hangdoctor.rules.case import Case
 
 DAY_S = 86400.0
+LASTING_S = 4.0
+"""Counts must have been the same for so long; RAS is asked every five seconds."""
 MOST_NAMED = 4
 """Ranks of which the evidence is shown."""
+
+
+def nccl_ranks_behind(case: Case) -> Iterator[Finding]:
+    """NCCL counts fewer collectives on a rank than on others of the same communicator.
+
+    What it sees: the counts of NCCL's RAS, unchanged over several looks; a rank that has launched
+    a part of what others have. It is named if no other communicator has it wait in turn, and its
+    stack is in no collective and does not idle.
+    Why it matters: the others wait in the collective that it has not launched. That it is not in
+    it is NCCL's own word, and holds where no stack can be seen.
+    What to do: look at where that rank stands; its innermost frames say what it does instead.
+    """
+    found = [lag for one in _standing(case) for lag in lags(one)]
+    if not found:
+        return
+    ahead = {rank.pid for lag in found for rank in lag.ahead if rank.pid is not None}
+    blamed = [lag for lag in found if lag.behind.pid is None or lag.behind.pid not in ahead]
+    suspects = tuple(
+        dict.fromkeys(rank for lag in blamed for rank in _ranks_of(case, lag.behind, lag))
+    )
+    elsewhere = tuple(rank for rank in suspects if not _is_met(rank) and rank.present is not False)
+    shown = blamed or found
+    names = tuple(rank.name for rank in elsewhere)
+    who = enumerate_names(names) or enumerate_names([rank.name for rank in suspects])
+    lag = shown[0]
+    finding = Finding(
+        rule="nccl-ranks-behind",
+        verdict="found",
+        title=f"{who or 'a rank of another machine'} has launched {_times(lag.launched)} "
+        f"{lag.op or 'collectives'}, others {lag.highest}: NCCL's own counts",
+        ranks=tuple(rank.name for rank in suspects),
+        culprits=names,
+        phase=earliest_phase(elsewhere or suspects),
+        confidence="medium" if case.facts.ras and case.facts.ras.latest.form == "text" else "high",
+        because=evidence(*(_lag(case, lag) for lag in shown[:MOST_NAMED]), *_standing_since(case)),
+        advice=(
+            f"look at what {who or 'it'} does instead",
+            "ask NCCL again: echo verbose status | nc localhost 28028",
+        ),
+    )
+    if not elsewhere:
+        yield msgspec.structs.replace(
+            finding,
+            verdict="undecided",
+            confidence="low",
+            needs=("which rank left the common path: compare the ranks' stacks",),
+        )
+        return
+    if any(rank.moving for rank in elsewhere):
+        yield msgspec.structs.replace(finding, verdict="undecided", culprits=(), confidence="low")
+        return
+    yield judge(case, elsewhere, finding, needed_s=case.hung_after_s)
+
+
+def nccl_ranks_diverged(case: Case) -> Iterator[Finding]:
+    """NCCL counts collectives on two ranks of which each has launched some that the other has not.
+
+    What it sees: the counts of NCCL's RAS, unchanged over several looks.
+    Why it matters: ranks of one communicator launch the same sequence. Where they do not, neither
+    of their operations can end; which of them is wrong the counts do not tell.
+    What to do: compare the two ranks' stacks from the outside in; where they part is the branch.
+    """
+    for communicator in _standing(case):
+        if pair := diverged(communicator):
+            one, other = (_label(case, rank) for rank in pair)
+            yield Finding(
+                rule="nccl-ranks-diverged",
+                verdict="found",
+                title=f"{one} and {other} have launched different collectives on one communicator",
+                ranks=tuple(rank.name for each in pair for rank in _ranks_of(case, each, None)),
+                confidence="medium",
+                because=evidence(
+                    *(
+                        Evidence(text=f"{_label(case, rank)} has launched {_counts(rank)}")
+                        for rank in pair
+                    ),
+                    *_standing_since(case),
+                ),
+                advice=("compare the two stacks from the outside in: where they part",),
+            )
+            return
+
+
+def nccl_reports_trouble(case: Case) -> Iterator[Finding]:
+    """NCCL's RAS cannot reach a rank, or a rank has reported an error.
+
+    What it sees: ranks that RAS calls unresponsive or dead, and asynchronous errors.
+    Why it matters: RAS is a thread of NCCL's in each process; it answers whatever Python does. One
+    that does not is of a process that is stopped or gone, or cannot be reached over the network.
+    What to do: see whether the process is there and runs, and whether its host can be reached.
+    """
+    ras = case.facts.ras
+    if ras is None:
+        return
+    items: dict[str, Evidence] = {}
+    ranks: dict[str, None] = {}
+    for communicator in ras.latest.communicators:
+        for rank in communicator.ranks:
+            if not rank.error and rank.state not in ("unresponsive", "dead", "abort"):
+                continue
+            name = _label(case, rank)
+            what = f"reports {rank.error}" if rank.error else f"is {rank.state} to NCCL's RAS"
+            items.setdefault(f"{name} {what}", Evidence(text=f"{name} {what}", pid=rank.pid))
+            ranks.update({one.name: None for one in _ranks_of(case, rank, None)})
+    if items:
+        yield Finding(
+            rule="nccl-reports-trouble",
+            verdict="found",
+            title="; ".join(list(items)[:3]),
+            ranks=tuple(ranks),
+            confidence="medium",
+            because=tuple(items.values()),
+            advice=("see whether the process runs: grep State /proc/PID/status",),
+        )
+
+
+def collective_outside_nccl(case: Case) -> Iterator[Finding]:
+    """A card spins in a collective, and NCCL has counted the same on all ranks.
+
+    What it sees: a card that spins, or a rank that waits for its GPU, with another rank elsewhere;
+    and in several looks the same counts of NCCL's RAS on all ranks. Had the spinning rank launched
+    one more collective of NCCL than the other, the counts would differ.
+    Why it matters: the collective is none of NCCL's: custom all-reduce, symmetric memory,
+    flashinfer's or a captured graph. NCCL's settings, and its debug output, do not matter to it.
+    What to do: find the rank that has not come; to change the path, switch off one at a time:
+    --disable-custom-all-reduce, --disable-cuda-graph.
+    """
+    ras, graph = case.facts.ras, case.graph
+    if ras is None or ras.alike_since_s is None or ras.at_s - ras.alike_since_s < LASTING_S:
+        return
+    waiting = tuple(rank for rank in graph.device if rank not in graph.suspects)
+    if not waiting:
+        return
+    names = tuple(rank.name for rank in waiting)
+    alone = bool(graph.elsewhere or graph.waiting or graph.absent)
+    verb = "waits" if len(names) == 1 else "wait"
+    what = f"what {enumerate_names(names)} {verb} for on the GPU"
+    yield Finding(
+        rule="collective-outside-nccl",
+        verdict="found" if alone else "undecided",
+        title=f"{what} is no collective of NCCL's: it has counted the same on all ranks"
+        if alone
+        else f"{what} is outside NCCL, or all have joined it and NCCL's transport stands still",
+        ranks=names,
+        confidence="medium" if alone else "low",
+        because=evidence(
+            Evidence(
+                text=f"NCCL {ras.latest.version} counts the same on all ranks of "
+                f"{_communicators(ras.latest)}, unchanged for "
+                f"{ras.at_s - ras.alike_since_s:.0f} s",
+                at_s=ras.at_s,
+            ),
+            *(
+                Evidence(text=f"{rank.name} has launched {_counts(rank_counts)}", rank=rank.name)
+                for rank in waiting[:2]
+                if (rank_counts := _nccl_rank(ras.latest.communicators, rank)) is not None
+            ),
+        ),
+        needs=() if alone else ("native frames of the ranks: --native",),
+        advice=("switch off one at a time: --disable-custom-all-reduce, --disable-cuda-graph",),
+    )
 
 
 def flight_recorder_ranks_behind(case: Case) -> Iterator[Finding]:
@@ -162,6 +335,81 @@ def _judged(case: Case, finding: Finding) -> Finding:
             "whether the job stood still when the dumps were written: its log, or its PID",
         ),
     )
+
+
+def _standing(case: Case) -> list[NcclCommunicator]:
+    """Return the communicators whose counts have been the same for some looks."""
+    ras = case.facts.ras
+    if ras is None:
+        return []
+    return [
+        one
+        for one in ras.latest.communicators
+        if ras.at_s - ras.since_s.get(one.id, ras.at_s) >= LASTING_S
+    ]
+
+
+def _standing_since(case: Case) -> Iterator[Evidence]:
+    ras = case.facts.ras
+    if ras is not None and ras.since_s:
+        lasting_s = ras.at_s - min(ras.since_s.values())
+        yield Evidence(text=f"the counts have not changed for {lasting_s:.0f} s", at_s=ras.at_s)
+
+
+def _lag(case: Case, lag: Lag) -> Evidence:
+    ahead = enumerate_names([_label(case, rank) for rank in lag.ahead[:MOST_NAMED]])
+    return Evidence(
+        text=f"{_label(case, lag.behind)} has launched {_times(lag.launched)} "
+        f"{lag.op or 'collectives'} on communicator {lag.communicator.id[:18]}, {ahead} "
+        f"{lag.highest}",
+        pid=lag.behind.pid,
+    )
+
+
+def _ranks_of(case: Case, rank: NcclRank, lag: Lag | None) -> list[RankFacts]:
+    """Return the launch's ranks that a rank of NCCL's stands for."""
+    known = case.facts.ranks
+    if rank.number != OTHERS:
+        return [one for one in known if one.pid is not None and one.pid == rank.pid]
+    if lag is None or lag.communicator.size != len(known):
+        return []
+    named = {one.pid for one in lag.communicator.ranks}
+    return [one for one in known if one.pid not in named]
+
+
+def _is_met(rank: RankFacts) -> bool:
+    """Tell whether a rank stands in a collective itself, or waits for requests."""
+    return rank.wait is not None and rank.wait.kind in (*PEER_KINDS, "idle")
+
+
+def _label(case: Case, rank: NcclRank) -> str:
+    if rank.number == OTHERS:
+        return "the other ranks"
+    name = next((one.name for one in _ranks_of(case, rank, None)), None)
+    return name or f"rank {rank.number} of the communicator" + (
+        f" on {rank.host}" if rank.host else ""
+    )
+
+
+def _nccl_rank(communicators: Iterable[NcclCommunicator], rank: RankFacts) -> NcclRank | None:
+    return next(
+        (one for each in communicators for one in each.ranks if one.pid == rank.pid is not None),
+        None,
+    )
+
+
+def _counts(rank: NcclRank) -> str:
+    told = [f"{count} {op or 'collectives'}" for op, count in rank.counts.items() if count]
+    return ", ".join(told) or "nothing"
+
+
+def _communicators(latest: NcclRas) -> str:
+    count = len(latest.communicators) + latest.alike
+    return "the only communicator" if count == 1 else f"all {count} communicators"
+
+
+def _times(count: int) -> str:
+    return str(count) if count else "no"
 
 
 def _behind(case: Case, found: Collectives, rank: int) -> Evidence:

@@ -10,6 +10,8 @@ A source is a folder that a simple recorder beside the server wrote:
                       with stacks (py-spy's, in short form), every ninth of them with native frames
     cause.toml        what really happened
 
+Some records have what NCCL's RAS answered on localhost:28028: `ras_json`, or "!" and an error.
+
 What is changed on the way, and why:
 
 - The sources' logs passed through a text tool that made carriage returns into newlines. The
@@ -37,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hangdoctor.collect import nccl_ras
 from hangdoctor.model import (
     Frame,
     Gpu,
@@ -47,6 +50,7 @@ from hangdoctor.model import (
     LogPosition,
     LogSource,
     Missing,
+    NcclRas,
     Process,
     Processes,
     ProcessStacks,
@@ -209,6 +213,7 @@ def _snapshots(
             gpus=Gpus(
                 cards={index: _gpu(index, raw, card) for index, raw in enumerate(record["gpu"])}
             ),
+            nccl_ras=_nccl_ras(record.get("ras_json"), here),
             log=LogPosition(
                 # The recorder counts whole lines: a bar shows up when its line ends.
                 read_bytes=ends[lines],
@@ -216,6 +221,16 @@ def _snapshots(
                 silent_s=round(max(0.0, at_s - (times[lines - 1] if lines else 0.0)), 3),
             ),
         )
+
+
+def _nccl_ras(answer: str | None, pids: set[int]) -> NcclRas | Missing | None:
+    if answer is None:
+        return None
+    if "refused" in answer:
+        return nccl_ras.silent(nccl_ras.DEFAULT_ADDRESS)
+    answer = answer[answer.index("{") :]  # after the lines of the handshake
+    own = {pid: pid for pid in pids}
+    return nccl_ras.parse_answer(answer, nccl_ras.DEFAULT_ADDRESS, own)
 
 
 def _process(raw: dict[str, Any], at_s: float, first_ticks: int) -> Process | None:

@@ -21,6 +21,8 @@ from hangdoctor.model import (
     Installation,
     LogPosition,
     Missing,
+    NcclCommunicator,
+    NcclRas,
     Process,
     Processes,
     ProcessStacks,
@@ -250,6 +252,8 @@ def rename_fault(
                 for pid, one in old.waits.by_pid.items()
             }
             new = replace(new, waits=replace(old.waits, by_pid=waits))
+        if isinstance(old.nccl_ras, NcclRas):
+            new = replace(new, nccl_ras=_shifted_ras(old.nccl_ras, PID_SHIFT))
         return new
 
     renamed = _rewritten(recording, line, snapshot, into)
@@ -289,7 +293,9 @@ def scale_time(recording: Recording, factor: float, into: Path) -> Recording:
 
 def drop_section(
     recording: Recording,
-    section: Literal["processes", "stacks", "waits", "gpus", "host", "log"],
+    section: Literal[
+        "processes", "stacks", "waits", "gpus", "host", "nccl_ras", "flight_recorder", "log"
+    ],
 ) -> Recording:
     """Replace a section, wherever it was observed, by Missing(permission)."""
     refused = Missing(reason="permission", detail="Operation not permitted")
@@ -500,6 +506,16 @@ def _like(moved: ProcessWaits | Missing, source: ProcessWaits | Missing) -> Proc
             for new, old in zip(moved.threads, source.threads, strict=True)
         ),
     )
+
+
+def _shifted_ras(ras: NcclRas, shift: int) -> NcclRas:
+    def communicator(old: NcclCommunicator) -> NcclCommunicator:
+        ranks = (
+            replace(one, pid=None if one.pid is None else one.pid + shift) for one in old.ranks
+        )
+        return replace(old, ranks=tuple(ranks))
+
+    return replace(ras, communicators=tuple(map(communicator, ras.communicators)))
 
 
 def _card(
