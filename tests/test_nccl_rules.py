@@ -116,6 +116,14 @@ def test_a_look_without_an_answer_forgets_what_was_counted(tmp_path):
     assert finding(verdict(recording), "nccl-ranks-behind") is None
 
 
+def test_counts_from_before_something_moved_name_nobody(tmp_path):
+    ras = answer(communicator([64, 64, 60, 64]))
+    does = ((0.0, UNSEEN), (105.0, Does(unseen=HIDDEN, reads_per_s=1 << 28)))
+    recording = stuck(tmp_path, dict.fromkeys(NAMES, does))
+    asked = with_ras(recording, lambda at_s: ras if at_s <= 105 else None)
+    assert finding(verdict(asked), "nccl-ranks-behind") is None
+
+
 def test_blame_follows_the_waits_through_communicators(tmp_path):
     first = communicator([9, 8, None, None], "0x1")
     second = communicator([None, 4, 3, None], "0x2")

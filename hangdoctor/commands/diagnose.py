@@ -136,6 +136,8 @@ def _look(
     elif not logs:
         engine = engine_named(engine_name)
         header = Header(source=", ".join(map(shown, dumps)), engine=engine.name)
+        if stall_after_s is not None:
+            header = msgspec.structs.replace(header, stall_after_s=stall_after_s)
         facts = begin(header, engine)
     else:
         with ExitStack() as exits:

@@ -90,6 +90,7 @@ PER_REPLICA: frozenset[Rule] = frozenset(
         waits.all_ranks_in_same_wait,
         waits.all_ranks_wait_for_their_gpus,
         waits.all_ranks_stand_still,
+        collectives.collective_outside_nccl,
     }
 )
 """Rules over ranks that wait for each other: replicas do not."""

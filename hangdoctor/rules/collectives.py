@@ -24,12 +24,14 @@ if TYPE_CHECKING:
         NcclRank,
         NcclRas,
     )
-    from hangdoctor.nccl import Lag
+    from hangdoctor.nccl import Lag, Ras
     from hangdoctor.rules.case import Case
 
 DAY_S = 86400.0
 LASTING_S = 4.0
 """Counts must have been the same for so long; RAS is asked every five seconds."""
+FRESH_S = 20.0
+"""Older counts tell nothing of now; they are asked for as long as nothing moves."""
 MOST_NAMED = 4
 """Ranks of which the evidence is shown."""
 
@@ -123,7 +125,7 @@ def nccl_reports_trouble(case: Case) -> Iterator[Finding]:
     that does not is of a process that is stopped or gone, or cannot be reached over the network.
     What to do: see whether the process is there and runs, and whether its host can be reached.
     """
-    ras = case.facts.ras
+    ras = _ras(case)
     if ras is None:
         return
     items: dict[str, Evidence] = {}
@@ -159,7 +161,7 @@ def collective_outside_nccl(case: Case) -> Iterator[Finding]:
     What to do: find the rank that has not come; to change the path, switch off one at a time:
     --disable-custom-all-reduce, --disable-cuda-graph.
     """
-    ras, graph = case.facts.ras, case.graph
+    ras, graph = _ras(case), case.graph
     if ras is None or ras.alike_since_s is None or ras.at_s - ras.alike_since_s < LASTING_S:
         return
     waiting = tuple(rank for rank in graph.device if rank not in graph.suspects)
@@ -337,9 +339,17 @@ def _judged(case: Case, finding: Finding) -> Finding:
     )
 
 
+def _ras(case: Case) -> Ras | None:
+    """Return what NCCL counts, if that was told of late and nothing has moved since."""
+    ras = case.facts.ras
+    age_s = (case.facts.at_s or 0.0) - ras.at_s if ras else 0.0
+    moved = case.still_s is not None and case.still_s < age_s
+    return None if moved or age_s > FRESH_S else ras
+
+
 def _standing(case: Case) -> list[NcclCommunicator]:
     """Return the communicators whose counts have been the same for some looks."""
-    ras = case.facts.ras
+    ras = _ras(case)
     if ras is None:
         return []
     return [
