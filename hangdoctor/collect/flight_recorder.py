@@ -75,10 +75,14 @@ def read(look: Look) -> FlightRecorder | Missing:
     if not starts:
         return FlightRecorder()
     began_s = time.time() - max(procfs.age_s(ticks) for ticks in starts.values())
-    files: list[str] = []
+    places: dict[tuple[int, int, str], str] = {}  # hundreds of processes have the same ones
     for pid in starts:
-        for prefix in _prefixes(procfs.read_environ(look.proc, pid)):
-            files += _with_prefix(f"{look.proc}/{pid}/root{prefix}")
+        root = f"{look.proc}/{pid}/root"
+        with contextlib.suppress(OSError):
+            status = os.stat(root)
+            for prefix in _prefixes(procfs.read_environ(look.proc, pid)):
+                places.setdefault((status.st_dev, status.st_ino, prefix), root + prefix)
+    files = [path for prefix in places.values() for path in _with_prefix(prefix)]
     newer: dict[tuple[int, int], str] = {}
     for path in files:
         with contextlib.suppress(OSError):
@@ -123,7 +127,9 @@ def holds_dumps(directory: str) -> bool:
     return any(looks_like_dump(os.path.join(directory, name)) for name in names)
 
 
-def parse_dump(data: bytes, rank: int, file: str, written_wall_s: float | None) -> Any:
+def parse_dump(
+    data: bytes, rank: int, file: str, written_wall_s: float | None
+) -> FlightRecorderDump | Missing:
     """Return one rank's dump, or a Missing that says why it cannot be used."""
     try:
         raw = msgspec.convert(_load(data), _RawDump, strict=False)

@@ -280,8 +280,6 @@ class _Lines:
 
 # JSON.
 
-_STATES = ("abort_flag", "finalize_called", "destroy_flag")
-
 
 class _JsonState(msgspec.Struct):
     init_state: int = 0

@@ -218,7 +218,7 @@ def flight_recorder_ranks_behind(case: Case) -> Iterator[Finding]:
     waiters = {waiter for ranks in found.waited_for.values() for waiter in ranks}
     title = f"{enumerate_names(names)} {'is' if len(names) == 1 else 'are'} behind in collectives"
     if waiters - set(found.behind):
-        title += f" that {_count(waiters - set(found.behind))} wait in"
+        title += f" that {_waiting(waiters - set(found.behind))} in"
     finding = Finding(
         rule="flight-recorder-ranks-behind",
         verdict="found",
@@ -229,7 +229,7 @@ def flight_recorder_ranks_behind(case: Case) -> Iterator[Finding]:
         because=evidence(*items, _age(found)),
         needs=_undumped_needs(case, found),
         advice=(
-            f"look at the stacks of {enumerate_names(names)}: what it does instead of joining",
+            f"look at the stacks of {enumerate_names(names)}: where it stands instead",
             "look for errors of its GPU: dmesg | grep -i xid; nvidia-smi -q",
         ),
     )
@@ -509,6 +509,5 @@ def _same(one: OpenOperation, other: OpenOperation) -> bool:
     )
 
 
-def _count(ranks: Iterable[int]) -> str:
-    number = len(set(ranks))
-    return "one rank" if number == 1 else f"{number} ranks"
+def _waiting(ranks: set[int]) -> str:
+    return "one rank waits" if len(ranks) == 1 else f"{len(ranks)} ranks wait"
