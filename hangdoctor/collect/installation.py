@@ -226,7 +226,7 @@ def _import_path(proc: str, pid: int, world: _World) -> Iterator[str]:
 def _sites(proc: str, pid: int, world: _World) -> list[str]:
     """Return the site-packages of a process: what it has mapped from there, its environment's."""
     try:
-        maps = procfs.read(f"{proc}/{pid}/maps").decode(errors="replace")
+        maps = procfs.read_table(f"{proc}/{pid}/maps").decode(errors="replace")
     except OSError:
         maps = ""
     found = [site for site, _ in Counter(_SITE.findall(maps)).most_common()]

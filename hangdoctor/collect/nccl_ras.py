@@ -593,19 +593,11 @@ def _inner_pids(proc: str, pids: list[int]) -> dict[int, int]:
 
 
 def _listeners(proc: str, pid: int, port: int) -> frozenset[int] | None:
-    """Return the inodes of the sockets that listen on a port where a process lives."""
-    found: set[int] = set()
-    seen = False
-    for name in ("tcp", "tcp6"):
-        try:
-            table = procfs.read(f"{proc}/{pid}/net/{name}").decode(errors="replace")
-        except OSError:
-            continue
-        seen = True
-        for fields in map(str.split, table.splitlines()[1:]):
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(int(fields[9]))
-    return frozenset(found) if seen else None
+    """Return the inodes of the sockets that listen where a process lives; None if not shown."""
+    try:
+        return procfs.read_listeners(proc, pid, port)
+    except OSError:
+        return None
 
 
 def _sockets(proc: str, pids: list[int]) -> frozenset[int] | None:

@@ -5,6 +5,7 @@ Nothing here takes the target's memory map lock except `read_title` and `read_en
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -134,6 +135,23 @@ def parse_kib(value: str | None) -> int | None:
     return int(value.split()[0]) * 1024 if value else None
 
 
+def parse_listeners(raw: bytes, port: int) -> frozenset[int]:
+    r"""Parse /proc/net/tcp or tcp6: inodes of the sockets that listen on a port.
+
+    >>> parse_listeners(
+    ...     b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt\n"
+    ...     b"   0: 0100007F:6D7C 00000000:0000 0A 00000000:00000000 00:00000000 00000000"
+    ...     b"     0        0 50123 1 0000000000000000 100 0 0 10 0\n", 28028)
+    frozenset({50123})
+    """
+    found = set()
+    for line in raw.decode(errors="replace").splitlines()[1:]:
+        words = line.split()
+        if len(words) > 9 and words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+            found.add(int(words[9]))
+    return frozenset(found)
+
+
 def read(path: str) -> bytes:
     """Read a whole file with as few system calls as can be.
 
@@ -195,6 +213,18 @@ def read_environ(proc: str, pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return dict(pair.split("=", 1) for pair in raw.split("\0") if "=" in pair)
+
+
+def read_listeners(proc: str, pid: int, port: int) -> frozenset[int]:
+    """Read the inodes of the TCP sockets that listen on a port where a process lives.
+
+    Raises:
+        OSError: as `read`; without IPv6 there is one table only.
+    """
+    found = parse_listeners(read_table(f"{proc}/{pid}/net/tcp"), port)
+    with contextlib.suppress(FileNotFoundError):
+        found |= parse_listeners(read_table(f"{proc}/{pid}/net/tcp6"), port)
+    return found
 
 
 def scan(proc: str) -> dict[int, Stat]:

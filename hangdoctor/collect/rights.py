@@ -44,7 +44,6 @@ _WITHIN_S = 2.5
 _RAS_WITHIN_S = 1.0
 _OWNER_WITHIN_S = 0.7
 _SYSLOG_ACTION_SIZE_BUFFER = 10
-_LISTEN = "0A"
 _CONTAINER_FILES = (
     "/.singularity.d",
     "/var/run/secrets/kubernetes.io",
@@ -312,23 +311,6 @@ def parse_ras_address(text: str) -> tuple[str, int] | None:
     return name.strip("[]") or "localhost", int(port)
 
 
-def parse_listeners(raw: bytes, port: int) -> frozenset[int]:
-    r"""Parse /proc/net/tcp or tcp6: inodes of the sockets that listen on a port.
-
-    >>> parse_listeners(
-    ...     b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt\n"
-    ...     b"   0: 0100007F:6D7C 00000000:0000 0A 00000000:00000000 00:00000000 00000000"
-    ...     b"     0        0 50123 1 0000000000000000 100 0 0 10 0\n", 28028)
-    frozenset({50123})
-    """
-    found = set()
-    for line in raw.decode(errors="replace").splitlines()[1:]:
-        words = line.split()
-        if len(words) > 9 and words[3] == _LISTEN and int(words[1].rpartition(":")[2], 16) == port:
-            found.add(int(words[9]))
-    return frozenset(found)
-
-
 def parse_proc_options(mounts: str, at: str = "/proc") -> str:
     r"""Return the options of the proc file system that is mounted last at a place.
 
@@ -448,11 +430,10 @@ def _ras(look: RightsLook) -> Ras:
         wrong = Missing(reason="failed", detail="NCCL_RAS_ADDR is no host:port")
         return msgspec.structs.replace(ras, answer=wrong)
     try:
-        tables = [procfs.read(f"{proc}/{pid}/net/{name}") for name in ("tcp", "tcp6")]
+        inodes = procfs.read_listeners(proc, pid, place[1])
     except OSError as error:
         unseen = refused(f"{error.strerror} ({error.filename})", _user(proc, pid))
         return msgspec.structs.replace(ras, answer=unseen)
-    inodes = frozenset[int]().union(*(parse_listeners(raw, place[1]) for raw in tables))
     if not inodes:
         return msgspec.structs.replace(ras, listens=False)
     owner = _owner(proc, look.pids, inodes)
@@ -548,7 +529,10 @@ def _version_of(tool: str) -> str:
 
 
 def _proc_options(proc: str) -> str:
-    mounts = _read(f"{proc}/self/mountinfo").decode(errors="replace")
+    try:
+        mounts = procfs.read_table(f"{proc}/self/mountinfo").decode(errors="replace")
+    except OSError:
+        mounts = ""
     return parse_proc_options(mounts, os.path.realpath(proc))
 
 

@@ -210,6 +210,16 @@ def test_json_tells_each_rank_and_which_of_them_is_ours(server):
     ]
 
 
+def test_a_listening_socket_is_found_however_many_there_are():
+    with contextlib.ExitStack() as exits:
+        listeners = [
+            exits.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(100)
+        ]
+        for one in listeners:
+            found = procfs.read_listeners("/proc", os.getpid(), one.getsockname()[1])
+            assert found == {os.fstat(one.fileno()).st_ino}
+
+
 def test_only_commands_that_read_are_sent(server):
     one = server(json=GOOD)
     nccl_ras.read(one.look)
