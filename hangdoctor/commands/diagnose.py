@@ -135,7 +135,8 @@ def _look(
         )
     elif not logs:
         engine = engine_named(engine_name)
-        header = Header(source=", ".join(map(shown, dumps)), engine=engine.name)
+        # The dumps do not tell the engine: the default one stays unnamed.
+        header = Header(source=", ".join(map(shown, dumps)), engine=engine_name or "")
         if stall_after_s is not None:
             header = msgspec.structs.replace(header, stall_after_s=stall_after_s)
         facts = begin(header, engine)

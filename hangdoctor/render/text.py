@@ -128,12 +128,13 @@ def how_sure(facts: Facts, diagnosis: Diagnosis) -> list[str]:
 
 
 def _what_runs(facts: Facts) -> str:
+    """Return the engine with its version and place; "" where nothing tells which one it is."""
     version = engine_version(facts)
     name = f"{facts.engine} {version}" if version else facts.engine
     installation = facts.header.installation
     if isinstance(installation, Installation):
         return f"{name} in {installation.path}"
-    return name
+    return name if facts.header.engine or version else ""
 
 
 def _rank_line(rank: RankFacts) -> str:

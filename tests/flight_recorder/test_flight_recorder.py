@@ -502,6 +502,13 @@ def test_single_dumps_are_sources(traces):
     assert "rank 9" in found.stdout.splitlines()[0], found.stderr
 
 
+def test_dumps_alone_name_no_engine_but_the_one_that_was_given(traces):
+    told = run("diagnose", traces / "lock_gil_1st")
+    assert "rank" in told.stdout.splitlines()[0], told.stderr
+    assert "sglang" not in told.stdout.replace(str(traces), "")
+    assert "  sglang\n" in run("diagnose", traces / "lock_gil_1st", "--engine", "sglang").stdout
+
+
 def test_dumps_beside_a_recording_take_the_launchs_names(tmp_path):
     raw = {0: dump(ring(1, 5, 6), ranks=(0, 1)), 1: dump(ring(1, 5, 5), ranks=(0, 1))}
     for rank, one in raw.items():
