@@ -27,7 +27,6 @@ JUDGED = (
     "waits-in-a-circle",
     "threads-wait-in-a-circle",
     "rank-never-appeared",
-    "rank-not-built",
     "ranks-diverged",
     "waiting-for-other-node",
     "all-ranks-in-same-wait",

@@ -24,6 +24,12 @@ SPIN_S = 5.0
 """A card that spins shorter than this tells nothing."""
 
 
+_APART = frozenset(
+    {"open", "flock", "fcntl lock", "nanosleep", "clock_nanosleep", "wait4", "waitid"}
+)
+"""Calls of `Blocked.call`."""
+
+
 class Link(Struct, frozen=True):
     """A process whose main thread waits for another process through a descriptor.
 
@@ -146,14 +152,22 @@ def _follow_links(groups: dict[str, list[RankFacts]], facts: Facts) -> list[Rank
         if len(passed) > 1 and end not in groups["waiting"] + groups["device"]:
             # Where it leads back to those that wait in an operation, it is who they wait for.
             linked.append(rank)
-            # Without its stack it may as well wait in an operation for one of these.
-            seen = end in groups["elsewhere"]
-            if seen and target_of(end, facts) is None and end not in sinks:
+            elsewhere = end in groups["elsewhere"] or _in_no_operation(end)
+            if elsewhere and target_of(end, facts) is None and end not in sinks:
                 sinks.append(end)
     for key in ("elsewhere", "unseen"):
         groups[key] = [rank for rank in groups[key] if rank not in linked]
     groups["linked"] = linked
     return sinks
+
+
+def _in_no_operation(rank: RankFacts) -> bool:
+    """Tell whether a rank without a stack is in a call that no operation of several ranks makes.
+
+    A lock, a poll or a read of a socket may be the inside of one: such a rank may as well wait for
+    those who wait for it.
+    """
+    return rank.blocked is not None and rank.blocked.call in _APART
 
 
 def _circle(linked: list[RankFacts], facts: Facts) -> tuple[RankFacts, ...]:

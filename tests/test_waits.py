@@ -126,13 +126,23 @@ def test_what_may_not_be_read_is_missing_and_blames_nobody(program, restrictions
 
 @pytest.mark.skipif(not restricted.IS_ROOT, reason="needs root")
 def test_without_py_spy_the_connection_still_tells_whom_a_rank_waits_for(program):
-    launch = program("ranks", "unix", "recv", "sleep")
+    launch = program("ranks", "unix", "recv", "child")
     with tempfile.TemporaryDirectory(prefix="hangdoctor-rights-") as name:
         Path(name).chmod(0o755)
         verdict, found = diagnose(launch.pid, *restricted.hangdoctor(name, py_spy=False))
     assert found["waiting-for-rank-elsewhere"]["culprits"] == ["TP1"]
     assert verdict["state"] == "unknown"
     assert "TP0 waits in read for TP1" in found["waiting-for-rank-elsewhere"]["title"]
+
+
+@pytest.mark.skipif(not restricted.IS_ROOT, reason="needs root")
+def test_without_py_spy_a_rank_that_may_wait_in_a_collective_is_not_blamed(program):
+    launch = program("ranks", "unix", "recv", "sleep")  # a futex, as in an all_reduce of gloo
+    with tempfile.TemporaryDirectory(prefix="hangdoctor-rights-") as name:
+        Path(name).chmod(0o755)
+        verdict, _ = diagnose(launch.pid, *restricted.hangdoctor(name, py_spy=False))
+    assert (verdict["state"], verdict["culprits"]) == ("unknown", [])
+    assert [each["target"] for each in verdict["waits"]] == ["TP1"]
 
 
 @pytest.mark.skipif(not restricted.IS_ROOT, reason="needs root")

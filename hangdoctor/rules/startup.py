@@ -267,7 +267,9 @@ def still_progressing(case: Case) -> Iterator[Finding]:
         confidence="high" if moving else "medium",
         because=evidence(
             *(
-                Evidence(text=f"{rank.name} {rank.moved_by}", rank=rank.name, at_s=facts.at_s)
+                Evidence(
+                    text=f"{rank.name} {rank.moved_by or 'moves'}", rank=rank.name, at_s=facts.at_s
+                )
                 for rank in moving[:4]
             ),
             Evidence(
