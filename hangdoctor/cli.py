@@ -518,7 +518,8 @@ def main(arguments: list[str] | None = None) -> None:
         # Usage errors are click's; newer typers bring a copy of click that has no public name.
         if _is_usage(error):
             context = getattr(error, "ctx", None)
-            if said := error.format_message():  # type: ignore[attr-defined]  # empty where the help was asked for and printed
+            # A wrong choice is told in the words of a library below click.
+            if said := error.format_message().replace("Value error, ", ""):  # type: ignore[attr-defined]  # empty where the help was asked for and printed
                 _complain(said, f"{context.command_path if context else _command()} --help")
             sys.exit(OUR_FAULT)
         if isinstance(error, OSError) and _is_about_completion():

@@ -52,7 +52,9 @@ def to_text(facts: Facts, diagnosis: Diagnosis) -> str:
             mark = {"found": "+", "undecided": "?", "ruled-out": "-"}[finding.verdict]
             lines.append(f"  {mark} {finding.title}  [{finding.rule}]")
             lines += [f"      {_evidence(item)}" for item in finding.because[:MOST_EVIDENCE]]
-    needs = list(dict.fromkeys(need for finding in shown for need in finding.needs))
+    decided = diagnosis.state == "hung"  # then what is undecided besides decides nothing any more
+    open_ones = [finding for finding in shown if finding.verdict == "found" or not decided]
+    needs = list(dict.fromkeys(need for finding in open_ones for need in finding.needs))
     if needs and diagnosis.state not in ("ready", "dead"):
         lines += ["", "What would decide it"]
         lines += [f"  - {need}" for need in needs[:6]]

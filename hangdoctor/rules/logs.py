@@ -82,7 +82,7 @@ def log_stops(case: Case) -> Iterator[Finding]:
         advice=(
             "if it still runs: hangdoctor diagnose PID --log FILE --record DIR",
             *(
-                (f"look at {enumerate_names(culprits)} first: the others wait for it",)
+                (f"look at {enumerate_names(culprits)} first: the others have come further",)
                 if culprits
                 else ()
             ),

@@ -277,7 +277,9 @@ def still_progressing(case: Case) -> Iterator[Finding]:
                 f"{case.engine.phase(phase or 'start').normal_max_s:.0f} s is normal"
             ),
         ),
-        advice=("wait, and look again",),
+        advice=()
+        if any(rank.present is False and rank.pid for rank in facts.ranks)
+        else ("wait, and look again",),
     )
 
 

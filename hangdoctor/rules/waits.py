@@ -884,7 +884,7 @@ def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
             advice.append(_see_holder(rank.locks[0]))
         elif rank.wait and rank.wait.kind in _ADVICE:
             advice.append(_ADVICE[rank.wait.kind].format(pid=rank.pid))
-        elif rank.place:
+        elif rank.place and rank.state != "T" and not rank.moving:
             advice.append(f"read the code at {rank.place}: {rank.name} does not come back from it")
         advice.append(f"look again: py-spy dump --nonblocking --pid {rank.pid}")
     advice.append("save everything before you end it: hangdoctor diagnose PID --record DIR")
@@ -892,7 +892,10 @@ def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
 
 
 def _delete(lock: FileLock) -> str:
-    return f"delete the lock file that nobody holds: rm {shlex.quote(lock.path)}"
+    return (
+        "make sure that nobody builds (pgrep -a 'ninja|nvcc|cicc|cc1plus'), then delete the lock "
+        f"file: rm {shlex.quote(lock.path)}"
+    )
 
 
 def _see_holder(lock: FileLock) -> str:
