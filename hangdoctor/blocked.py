@@ -84,7 +84,7 @@ def blocked_threads(
         thread = now.get(wait.tid)
         if thread is None or (wait.tid != track.process.pid and _is_dull(wait)):
             continue
-        if thread.syscall is not None and " ".join(thread.syscall.split()[:2]) != wait.line:
+        if thread.syscall is not None and not _same_line(wait, thread.syscall):
             continue  # it is elsewhere by now
         since_s = track.blocked_since.get(wait.tid)
         target = only_target(wait)
@@ -141,7 +141,22 @@ def same_wait(before: ThreadWait, now: ThreadWait) -> bool:
         and before.switches != now.switches
     )
     targets = [each.target for each in before.objects] == [each.target for each in now.objects]
-    return before.line == now.line and targets and not slept
+    return _same_line(before, now.line) and targets and not slept
+
+
+def _same_line(wait: ThreadWait, syscall: str) -> bool:
+    """Tell whether a line of /proc/PID/syscall is of the same call on the same object.
+
+    A condition of glibc has two words for those who wait, beside each other in 8 bytes, and uses
+    them in turn: who waits for the GIL does so anew every 5 ms, and runs for a moment in between.
+    """
+    if wait.futex == "gil" and syscall == "running":
+        return True
+    words = syscall.split()[:2]
+    if wait.call != "futex" or len(words) < 2:
+        return " ".join(words) == wait.line
+    number, address = wait.line.split()[:2]
+    return words[0] == number and int(words[1], 16) // 8 == int(address, 16) // 8
 
 
 def only_target(wait: ThreadWait) -> int | None:

@@ -167,6 +167,10 @@ def _read_process(proc: str, stat: Stat, known: _Known) -> _Seen | Missing | Non
     return _Seen(pid, stat.comm, threads, links, epolls, namespace, unreadable)
 
 
+_TRIES = 4
+"""Further reads of threads that run: of those, most are really at work."""
+
+
 def _syscall_lines(proc: str, pid: int) -> dict[int, str]:
     """Return the line of each thread, the main thread first.
 
@@ -180,6 +184,10 @@ def _syscall_lines(proc: str, pid: int) -> dict[int, str]:
             line = _syscall_line(task, tid)
             if line is not None:
                 lines[tid] = line
+        # Who waits for the GIL wakes every 5 ms, and may just have done so.
+        for _ in range(_TRIES):
+            for tid in [tid for tid, line in lines.items() if line == "running"]:
+                lines[tid] = _syscall_line(task, tid) or "running"
     finally:
         os.close(task)
     return lines

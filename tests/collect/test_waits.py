@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import restricted
 
 from hangdoctor.collect import procfs, sockets, waits
 from hangdoctor.collect.look import Look
@@ -192,18 +193,23 @@ def test_the_owner_of_a_mutex_in_another_pid_namespace_has_our_number(program):
     assert one.tid not in target.said["tids"]
 
 
-def restricted_look(pid, *before):
-    """Look from a process with fewer rights."""
+def restricted_look(pid, *before, user=0):
+    """Look from a process with fewer rights, which are given up once all is imported."""
     code = """
-        import sys, msgspec
+        import os, sys, msgspec
         from hangdoctor.collect import procfs, waits
         from hangdoctor.collect.look import Look
-        pid = int(sys.argv[1])
+        pid, user = map(int, sys.argv[1:])
+        waits.read(Look(roots={}))
+        if user:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
         look = Look(roots={pid: procfs.read_stat("/proc", pid).start_ticks})
         print(msgspec.json.encode(waits.read(look)).decode())
     """
     done = subprocess.run(
-        [*before, sys.executable, "-c", textwrap.dedent(code), str(pid)],
+        [*before, sys.executable, "-c", textwrap.dedent(code), str(pid), str(user)],
         cwd=ROOT, capture_output=True, check=True,
     )  # fmt: skip
     return msgspec.json.decode(done.stdout, type=Waits)
@@ -223,8 +229,7 @@ def test_a_namespace_that_may_not_be_entered_is_read_from_its_tables(program):
 @needs_root
 def test_another_users_process_is_missing_and_no_wait_is_made_up(program):
     launch = program("ranks", "unix", "recv", "sleep")
-    before = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    found = restricted_look(launch.pid, *before)
+    found = restricted_look(launch.pid, user=restricted.NOBODY)
     for pid in launch.said["ranks"]:
         assert isinstance(found.by_pid[pid], Missing)
         assert found.by_pid[pid].reason == "permission"
