@@ -196,5 +196,6 @@ def test_a_stopped_and_a_killed_rank_are_named(lab):
         os.kill(rank.pid, signal.SIGKILL)
         out, _ = watching.communicate(timeout=LIMIT_S)
     verdict = json.loads(out)
-    assert (watching.returncode, verdict["state"], verdict["culprits"]) == (1, "dead", ["TP1"])
+    told = (watching.returncode, verdict["state"], verdict["culprits"])
+    assert told == (1, "dead", ["TP1"]), (out, launched.log_path.read_text())
     assert "TP1 was killed by SIGKILL" in verdict["title"]
