@@ -56,9 +56,10 @@ def read(look: Look) -> NcclRas | Missing:
         return _OFF
     told = (environ.get("NCCL_RAS_ADDR", "") for environ in environs)
     address = next(filter(None, told), DEFAULT_ADDRESS)
-    host, port = _split(address)
-    if port is None:
+    place = parse_ras_address(address.strip())
+    if place is None:
         return Missing(reason="failed", detail=f"NCCL_RAS_ADDR={address} names no port")
+    host, port = place
     if not pids:
         return Missing(reason="gone", detail="no process of the launch is there")
     listening = _listeners(proc, pids[-1], port)
@@ -631,16 +632,16 @@ def _alive(proc: str, pid: int) -> bool:
     return stat is not None and stat.state not in "ZX"
 
 
-def _split(address: str) -> tuple[str, int | None]:
-    """Return host and port of an address as NCCL takes it.
+def parse_ras_address(text: str) -> tuple[str, int] | None:
+    """Parse NCCL_RAS_ADDR, host:port with brackets around an IPv6 address.
 
-    >>> _split("localhost:28028"), _split("[::1]:9"), _split("node7")
-    (('localhost', 28028), ('::1', 9), ('node7', None))
+    >>> parse_ras_address("localhost:28028"), parse_ras_address("[::1]:9"), parse_ras_address("x")
+    (('localhost', 28028), ('::1', 9), None)
     """
-    host, colon, port = address.strip().rpartition(":")
-    if not colon or not port.isdecimal():
-        return address.strip(), None
-    return host.strip("[]"), int(port)
+    name, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+        return None
+    return name.strip("[]") or "localhost", int(port)
 
 
 def _stranger(address: str) -> Missing:

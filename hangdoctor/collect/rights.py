@@ -26,6 +26,7 @@ import msgspec
 from hangdoctor.collect import COLLECTORS, host, installation, procfs, stacks
 from hangdoctor.collect.bounded import Bounded
 from hangdoctor.collect.look import Job, Look
+from hangdoctor.collect.nccl_ras import DEFAULT_ADDRESS, parse_ras_address
 from hangdoctor.collect.permissions import refused, yama_scope
 from hangdoctor.collect.worker import Worker, ask_all
 from hangdoctor.model import Gpus, Installation, Missing, ProcessStacks, Struct
@@ -37,8 +38,6 @@ FILES = ("io", "fd", "syscall", "wchan", "maps", "stack")
 """What is tried of each process, below /proc/PID."""
 
 NAMESPACES = ("pid", "mnt", "net", "user")
-RAS_ADDRESS = "localhost:28028"
-"""Where NCCL's RAS listens unless NCCL_RAS_ADDR says otherwise (NCCL 2.24 and later)."""
 
 _WITHIN_S = 2.5
 _RAS_WITHIN_S = 1.0
@@ -299,18 +298,6 @@ def read_dumps(look: RightsLook) -> Dumps | Missing:
     return Dumps(tool=tool, version=_version_of(tool), by_pid=by_pid)
 
 
-def parse_ras_address(text: str) -> tuple[str, int] | None:
-    """Parse NCCL_RAS_ADDR, host:port with brackets around an IPv6 address.
-
-    >>> parse_ras_address("localhost:28028"), parse_ras_address("[::1]:9"), parse_ras_address("x")
-    (('localhost', 28028), ('::1', 9), None)
-    """
-    name, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
-        return None
-    return name.strip("[]") or "localhost", int(port)
-
-
 def parse_proc_options(mounts: str, at: str = "/proc") -> str:
     r"""Return the options of the proc file system that is mounted last at a place.
 
@@ -421,7 +408,7 @@ def _ras(look: RightsLook) -> Ras:
             variables = procfs.read_environ(proc, each) | variables
     given = variables.get("NCCL_RAS_ADDR")
     ras = Ras(
-        address=given or RAS_ADDRESS,
+        address=given or DEFAULT_ADDRESS,
         from_target=given is not None,
         disabled=variables.get("NCCL_RAS_ENABLE", "").strip() == "0",
     )
