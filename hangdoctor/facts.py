@@ -740,10 +740,8 @@ def _see_gpus(facts: Facts, snapshot: Snapshot) -> Facts:
         anybody = set() if facts.cpu_launch else set(cards) - mapped
         own = gpu_readings.cards_of(cards, pids) or tuple(anybody)
         for index in own:
-            if cards[index].memory_grew_at_s == at_s:
-                known[pid] = tracks.moved(track, at_s, f"memory of GPU {index} grows")
-            elif cards[index].reading == "computing":
-                known[pid] = tracks.moved(track, at_s, f"GPU {index} computes")
+            if by := gpu_readings.moves_data_of(cards[index], pids, at_s):
+                known[pid] = tracks.moved(track, at_s, by)
     return msgspec.structs.replace(facts, cards=cards, tracks=known)
 
 

@@ -1,9 +1,17 @@
 """Reading a card: idle, copying, computing or spinning.
 
 *Spinning* is busy near 100 % with the memory interface idle and power a few watts above what this
-card draws with a context and nothing to do: kernels that wait, for a peer or for ever. Measured on
-an H200: 118 W idle with a context, 2 W more for one spinning thread, 10 W more for a custom
-all-reduce that waits. Healthy first prefills show it for seconds, so it is never a verdict.
+card draws with a context and nothing to do: kernels that wait, for a peer or for ever. Healthy
+first prefills show it for seconds, so it is never a verdict.
+
+Measured on an H200, whose idle power with a context was 121 W (utilisation, use of the memory
+interface, power, PCIe traffic that the card receives):
+
+    kernels that spin on the card's memory    100 %   0 %   122 to 134 W     0.1 MB/s
+    kernels that spin on the host's memory    100 %   0 %          122 W      59 MB/s
+    copies from pinned memory, at full rate   100 %   2 %          128 W    > 960 MB/s
+    copies of 160 MB/s from pageable memory     0 %   0 %          121 W     180 MB/s
+    copies between two cards                   83 %   1 %          128 W   sends > 650 MB/s
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from hangdoctor.model import Gpu, Missing, Struct
+from hangdoctor.model import Gpu, GpuProcess, Missing, Struct
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -33,30 +41,64 @@ IDLE_SAMPLES = 15
 context came up is still low (77 W instead of 119 W, seen)."""
 MEMORY_GROWTH_BYTES = 2 << 20
 """Allocations come in steps of 2 MiB."""
+COPY_BYTES_PER_S = 100e6
+"""A card that receives or sends so much over PCIe copies; a kernel that polls the host's memory
+was seen to receive 59 MB/s."""
+RATE_WITHIN_S = 30.0
+"""Counters that are further apart give no rate."""
+FULL_BYTES = 256 << 20
+"""A card with less memory left is full."""
+UNTOLD_BYTES = 4 << 30
+"""Memory that is in use without a process: more than the 0.6 GiB that driver and context take."""
+TENANT_BYTES = 512 << 20
+"""A context alone takes about this much of an H200."""
+OWN_DESCRIPTORS = 8
+"""A process has 20 descriptors on the device file of its own card and 4 on that of another."""
+_COUNTER_BYTES = 1 << 32
 
 
 class Card(Struct, frozen=True):
     """One card over time.
 
     Attributes:
-        peak_bytes: the most memory that was used when it last grew.
+        gpu: as it was last seen; last: as it was when it last answered.
+        at_s: when it last answered.
+        peak_bytes: the most memory that was used when it last grew; peaks_bytes: of each process.
         idle_powers_w: what it drew in the last looks in which a process held memory on it and it
             was not busy; idle_power_w is their median.
+        received_per_s, sent_per_s: bytes over PCIe, at least: the counters are 32 bits wide.
+        linked_per_s: bytes over NVLink, both ways.
+        errors_first: uncorrected memory errors at the first look.
         reading: what it does now; since_s: since when that holds.
-        memory_grew_at_s: when its used memory last exceeded all before.
+        memory_grew_at_s: when its used memory last exceeded all before; grew_of: whose memory
+            grew in this look.
     """
 
     gpu: Gpu | Missing
+    last: Gpu | None = None
+    at_s: float = 0.0
     peak_bytes: int = 0
+    peaks_bytes: dict[int, int] = {}
     idle_powers_w: tuple[float, ...] = ()
+    received_per_s: float | None = None
+    sent_per_s: float | None = None
+    linked_per_s: float | None = None
+    errors_first: int | None = None
     reading: Reading = "unknown"
     since_s: float = 0.0
     memory_grew_at_s: float | None = None
+    grew_of: frozenset[int] = frozenset()
 
     @property
     def idle_power_w(self) -> float | None:
         """What it draws with a context and nothing to do; None if it was hardly seen so."""
         return median(self.idle_powers_w) if len(self.idle_powers_w) >= 3 else None
+
+    @property
+    def copies_per_s(self) -> float | None:
+        """Bytes over PCIe in the direction that has more."""
+        rates = [rate for rate in (self.received_per_s, self.sent_per_s) if rate is not None]
+        return max(rates, default=None)
 
 
 def see_card(card: Card | None, gpu: Gpu | Missing, at_s: float) -> Card:
@@ -65,53 +107,186 @@ def see_card(card: Card | None, gpu: Gpu | Missing, at_s: float) -> Card:
         lost: Reading = "lost" if gpu.reason == "gone" else "unknown"
         since_s = card.since_s if card and card.reading == lost else at_s
         return msgspec.structs.replace(
-            card or Card(gpu=gpu), gpu=gpu, reading=lost, since_s=since_s
+            card or Card(gpu=gpu), gpu=gpu, reading=lost, since_s=since_s, grew_of=frozenset()
         )
+    before = card or Card(gpu=gpu)
     used = gpu.memory_used_bytes or 0
-    idle_powers_w = card.idle_powers_w if card else ()
+    idle_powers_w = before.idle_powers_w
     if gpu.power_w is not None and gpu.util_pct == 0 and gpu.processes:
         idle_powers_w = (*idle_powers_w, gpu.power_w)[-IDLE_SAMPLES:]
     # Blocks add up: a slow load asks for one of them every few seconds.
-    grew = card is not None and 0 < card.peak_bytes <= used - MEMORY_GROWTH_BYTES
-    idle_power_w = median(idle_powers_w) if len(idle_powers_w) >= 3 else None
-    reading = _read(gpu, idle_power_w, grew=grew)
-    return Card(
+    grew = 0 < before.peak_bytes <= used - MEMORY_GROWTH_BYTES
+    peaks_bytes, grew_of = _grown(before.peaks_bytes, gpu)
+    received, sent, linked = _rates(before, gpu, at_s)
+    seen = Card(
         gpu=gpu,
-        peak_bytes=used if grew or card is None or not card.peak_bytes else card.peak_bytes,
+        last=gpu,
+        at_s=at_s,
+        peak_bytes=used if grew or not before.peak_bytes else before.peak_bytes,
+        peaks_bytes=peaks_bytes,
         idle_powers_w=idle_powers_w,
-        reading=reading,
-        since_s=card.since_s if card and card.reading == reading else at_s,
-        memory_grew_at_s=at_s if grew else (card.memory_grew_at_s if card else None),
+        received_per_s=received,
+        sent_per_s=sent,
+        linked_per_s=linked,
+        errors_first=gpu.uncorrected_errors if before.errors_first is None else before.errors_first,
+        memory_grew_at_s=at_s if grew else before.memory_grew_at_s,
+        grew_of=grew_of,
     )
+    reading = _read(seen, gpu, grew=grew)
+    since_s = before.since_s if card and before.reading == reading else at_s
+    return msgspec.structs.replace(seen, reading=reading, since_s=since_s)
 
 
 def cards_of(cards: dict[int, Card], pids: Collection[int]) -> tuple[int, ...]:
     """Return the indices of the cards on which one of the processes has memory.
 
-    Empty where the driver names no process, or names pids of another namespace.
+    Where the driver names none of them (its PIDs are those of another namespace), the card whose
+    device file they have open far more often than all others. Empty where neither tells. A card
+    that is lost is still theirs.
     """
-    return tuple(
+    last = {index: card.last for index, card in sorted(cards.items()) if card.last is not None}
+    named = tuple(
         index
-        for index, card in sorted(cards.items())
-        if isinstance(card.gpu, Gpu)
-        and any(process.pid in pids for process in card.gpu.processes or ())
+        for index, gpu in last.items()
+        if any(process.pid in pids for process in gpu.processes or ())
+    )
+    if named:
+        return named
+    opened = {
+        index: sum(count for pid, count in gpu.opened_by.items() if pid in pids)
+        for index, gpu in last.items()
+        if gpu.opened_by
+    }
+    most = max(opened.values(), default=0)
+    if most < OWN_DESCRIPTORS or sum(2 * count > most for count in opened.values()) > 1:
+        return ()
+    return tuple(index for index, count in opened.items() if count == most)
+
+
+def moves_data_of(card: Card, pids: Collection[int], at_s: float) -> str:
+    """Say by what a card shows that a rank moves, whose processes these are; "" for nothing.
+
+    Memory that another tenant takes is not the rank's. A kernel that spins can poll the host's
+    memory over PCIe, but uses no memory of its own card and keeps it busy.
+    """
+    gpu = card.gpu
+    if isinstance(gpu, Missing):
+        return ""
+    sized = {process.pid for process in gpu.processes or () if process.used_bytes is not None}
+    if sized & set(pids):
+        if card.grew_of & set(pids):
+            return f"memory of GPU {gpu.index} grows"
+    elif card.memory_grew_at_s == at_s:
+        return f"memory of GPU {gpu.index} grows"
+    if card.reading == "computing":
+        return f"GPU {gpu.index} computes"
+    may_spin = (gpu.util_pct or 0) >= 50 and not gpu.memory_util_pct
+    if card.reading == "copying" and (card.copies_per_s or 0) >= COPY_BYTES_PER_S and not may_spin:
+        return f"GPU {gpu.index} copies {(card.copies_per_s or 0) / 1e6:.0f} MB/s or more"
+    return ""
+
+
+def strangers(card: Card, ours: Collection[int]) -> tuple[GpuProcess, ...]:
+    """Return the processes outside the launch that hold memory on a card and are there."""
+    processes = card.last.processes if card.last else None
+    return tuple(
+        process
+        for process in processes or ()
+        if process.name and process.pid not in ours and (process.used_bytes or 0) >= TENANT_BYTES
     )
 
 
-def _read(gpu: Gpu, idle_power_w: float | None, *, grew: bool) -> Reading:
+def left_behind(card: Card, ours: Collection[int]) -> tuple[GpuProcess, ...]:
+    """Return the processes that hold memory on a card and no longer exist."""
+    processes = card.last.processes if card.last else None
+    return tuple(
+        process for process in processes or () if process.name == "" and process.pid not in ours
+    )
+
+
+def untold_bytes(card: Card) -> int:
+    """Return how much memory is in use on a card without a process that the driver names."""
+    gpu = card.last
+    if gpu is None or gpu.memory_used_bytes is None or gpu.processes is None:
+        return 0
+    named = [process.used_bytes for process in gpu.processes]
+    if any(size is None for size in named):
+        return 0
+    rest = gpu.memory_used_bytes - sum(size or 0 for size in named)
+    return rest if rest >= UNTOLD_BYTES else 0
+
+
+def is_full(card: Card) -> bool:
+    """Tell whether a card has no memory left worth speaking of."""
+    gpu = card.gpu
+    if isinstance(gpu, Missing) or gpu.memory_total_bytes is None or gpu.memory_used_bytes is None:
+        return False
+    return gpu.memory_total_bytes - gpu.memory_used_bytes < FULL_BYTES
+
+
+def _grown(peaks_bytes: dict[int, int], gpu: Gpu) -> tuple[dict[int, int], frozenset[int]]:
+    """Return the most that each process has held, and whose memory exceeds that now."""
+    now: dict[int, int] = {}
+    grown = set()
+    for process in gpu.processes or ():
+        if process.used_bytes is None:
+            continue
+        peak = peaks_bytes.get(process.pid)
+        more = peak is not None and process.used_bytes >= peak + MEMORY_GROWTH_BYTES
+        if more:
+            grown.add(process.pid)
+        now[process.pid] = process.used_bytes if more or peak is None else peak
+    return now, frozenset(grown)
+
+
+def _rates(before: Card, gpu: Gpu, at_s: float) -> tuple[float | None, float | None, float | None]:
+    """Return bytes a second that the card received and sent over PCIe, and over NVLink."""
+    last, apart_s = before.last, at_s - before.at_s
+    if last is None or not 0 < apart_s <= RATE_WITHIN_S:
+        return gpu.pcie_received_per_s, None, None
+
+    def rate(now: int | None, then: int | None) -> float | None:
+        if now is None or then is None:
+            return None
+        return (now - then) % _COUNTER_BYTES / apart_s
+
+    received = rate(gpu.pcie_received_bytes, last.pcie_received_bytes)
+    sent = rate(gpu.pcie_sent_bytes, last.pcie_sent_bytes)
+    links = [
+        (now - then) / apart_s
+        for now, then in (
+            (gpu.nvlink_received_bytes, last.nvlink_received_bytes),
+            (gpu.nvlink_sent_bytes, last.nvlink_sent_bytes),
+        )
+        if now is not None and then is not None and now >= then
+    ]
+    if received is None:
+        received = gpu.pcie_received_per_s
+    return received, sent, sum(links) if links else None
+
+
+def _read(card: Card, gpu: Gpu, *, grew: bool) -> Reading:
     if gpu.util_pct is None:
         return "unknown"
+    copies = (card.copies_per_s or 0) >= COPY_BYTES_PER_S
     if gpu.util_pct < 5:
-        return "copying" if grew else "idle"
+        return "copying" if grew or copies else "idle"
+    power_w, limit_w, idle_power_w = gpu.power_w, gpu.power_limit_w, card.idle_power_w
+    near_idle = (
+        power_w is not None
+        and idle_power_w is not None
+        and power_w <= idle_power_w + SPIN_ABOVE_IDLE_W
+    )
+    if copies and near_idle:
+        return "copying"
     if (gpu.memory_util_pct or 0) > 1:
         return "computing"
-    power_w, limit_w = gpu.power_w, gpu.power_limit_w
     if power_w is None:
         return "busy"
     if idle_power_w is None:
         low = limit_w is not None and power_w < SPIN_BELOW_LIMIT * limit_w
-        return "spinning" if low and gpu.util_pct >= 90 else "busy"
-    if gpu.util_pct >= 90 and power_w <= idle_power_w + SPIN_ABOVE_IDLE_W:
+        return "spinning" if low and gpu.util_pct >= 90 and not copies else "busy"
+    if gpu.util_pct >= 90 and near_idle:
         return "spinning"
     compute_w = COMPUTE_PART * (limit_w - idle_power_w) if limit_w else COMPUTE_ABOVE_IDLE_W
     return "computing" if power_w > idle_power_w + compute_w else "busy"

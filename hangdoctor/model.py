@@ -354,17 +354,39 @@ class Waits(Struct, frozen=True, tag="all-waits"):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
-    """A compute process on a card: pid as the driver tells it, and its memory."""
+    """A compute process on a card.
+
+    Attributes:
+        pid: as the driver tells it: in a container often the host's number.
+        used_bytes: its memory on the card.
+        name: of a process outside the launch, the kernel's short one; "" where there is no such
+            process here, None where it was not looked up.
+    """
 
     pid: int
     used_bytes: int | None = None
+    name: str | None = None
 
 
 class Gpu(Struct, frozen=True, tag="gpu"):
-    """One card as NVML tells it at the moment of the snapshot."""
+    """One card as NVML tells it at the moment of the snapshot.
+
+    Attributes:
+        slowed_by: why its clocks are below what was asked for; empty for nothing, None where the
+            driver does not tell.
+        pcie_received_bytes, pcie_sent_bytes: counters, modulo 2^32.
+        pcie_received_per_s: bytes, where the driver has no counters and measures for 20 ms.
+        nvlink_received_bytes, nvlink_sent_bytes: counters over all links.
+        uncorrected_errors: of its memory, by ECC, since the driver was loaded.
+        xids: faults that the driver has told since the watching began, the oldest first.
+        processes: None where the driver does not tell them.
+        opened_by: how many descriptors on its device file each process of the launch has; None
+            where not looked at, as where `processes` names one of them.
+    """
 
     index: int
     name: str = ""
+    bus: str = ""
     util_pct: int | None = None
     memory_util_pct: int | None = None
     memory_used_bytes: int | None = None
@@ -372,7 +394,17 @@ class Gpu(Struct, frozen=True, tag="gpu"):
     power_w: float | None = None
     power_limit_w: float | None = None
     sm_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    slowed_by: tuple[str, ...] | None = None
+    pcie_received_bytes: int | None = None
+    pcie_sent_bytes: int | None = None
+    pcie_received_per_s: float | None = None
+    nvlink_received_bytes: int | None = None
+    nvlink_sent_bytes: int | None = None
+    uncorrected_errors: int | None = None
+    xids: tuple[int, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None
+    opened_by: dict[int, int] | None = None
 
 
 class Gpus(Struct, frozen=True, tag="gpus"):

@@ -17,8 +17,10 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+import nvml
 import pytest
 import restricted
+from nvml import card
 
 from hangdoctor import engines
 from hangdoctor.collect import procfs, rights
@@ -290,23 +292,18 @@ def test_a_wrong_ras_address_is_said(launch):
 
 
 def test_cards_are_a_main_source_where_there_are_any(launch, tmp_path):
-    stub = Path(__file__).parent / "collect" / "nvml_stub.c"
-    library = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", library, stub], check=True
-    )
+    given = os.environ | nvml.build(tmp_path)
     launcher = launch()
     rank = launcher.said["children"][0]
     cards = tmp_path / "cards"
-    cards.write_text(f"10 1 100 118400 0 0 {rank}\n10 1 100 118400 15 0 0\n")
-    given = os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB": str(cards)}
+    cards.write_text(card((rank, 100), busy=10) + card(error=15))
     done = run(launcher.pid, "--format=json", env=given)
     found = sources_of(done)
     assert (done.returncode, found["gpus"]["main"], found["gpus"]["state"]) == (1, True, "partly")
     assert "1 of 2 cards; GPU 1: " in found["gpus"]["seen"]
     assert found["gpu-processes"]["state"] == "open"
     assert "TP0" in found["gpu-processes"]["seen"]
-    cards.write_text("10 1 100 118400 0 0 4000000\n")
+    cards.write_text(card((4_000_000, 100), busy=10))
     found = sources_of(run(launcher.pid, "--format=json", env=given))
     assert found["gpus"]["state"] == "open"
 
