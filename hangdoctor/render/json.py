@@ -114,6 +114,14 @@ def _gpu(index: int, card: Card, facts: Facts) -> dict[str, Any]:
         "memory_util_pct": gpu.memory_util_pct,
         "memory_used_bytes": gpu.memory_used_bytes,
         "power_w": gpu.power_w,
+        "name": gpu.name,
+        "memory_total_bytes": gpu.memory_total_bytes,
+        "pcie_bytes_per_s": None if card.copies_per_s is None else round(card.copies_per_s),
+        "nvlink_bytes_per_s": None if card.linked_per_s is None else round(card.linked_per_s),
+        "sm_clock_mhz": gpu.sm_clock_mhz,
+        "temperature_c": gpu.temperature_c,
+        "slowed_by": gpu.slowed_by,
+        "xids": gpu.xids,
     }
 
 

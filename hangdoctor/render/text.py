@@ -8,6 +8,7 @@ import textwrap
 import unicodedata
 from typing import TYPE_CHECKING
 
+from hangdoctor.gpus import COPY_BYTES_PER_S
 from hangdoctor.model import Installation, Missing
 from hangdoctor.render.json import engine_version
 from hangdoctor.rules.case import waits_in
@@ -186,7 +187,11 @@ def _gpu_line(facts: Facts, index: int) -> str:
         return f"{index:<3} {ranks:<10} {card.reading}"
     used = "" if gpu.memory_used_bytes is None else f"{gpu.memory_used_bytes / 2**30:.1f} GiB"
     power = "" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
-    return f"{index:<3} {ranks:<10} {card.reading:<10} {gpu.util_pct} % busy, {used}, {power}"
+    busy = "" if gpu.util_pct is None else f"{gpu.util_pct} % busy"
+    rate = card.copies_per_s or 0
+    copies = f"{rate / 1e6:.0f} MB/s or more over PCIe" if rate >= COPY_BYTES_PER_S else ""
+    parts = ", ".join(part for part in (busy, used, power, copies) if part)
+    return f"{index:<3} {ranks:<10} {card.reading:<10} {parts}"
 
 
 def _worth_showing(diagnosis: Diagnosis) -> list[Finding]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from hangdoctor import gpus
 from hangdoctor.findings import Evidence, Finding, enumerate_names
-from hangdoctor.model import Gpu
+from hangdoctor.model import Gpu, Missing
 from hangdoctor.rules.deaths import kernel_messages
 from hangdoctor.waitgraph import SPIN_S
 
@@ -49,21 +50,180 @@ def gpu_spinning(case: Case) -> Iterator[Finding]:
         confidence="low",
         because=tuple(
             Evidence(
-                text=f"GPU {index}: {card.gpu.util_pct} % busy, memory interface "
-                f"{card.gpu.memory_util_pct} %, {card.gpu.power_w:.0f} W against "
-                f"{card.idle_power_w:.0f} W idle, for {at_s - card.since_s:.0f} s",
+                text=f"{_spins(card.gpu, card.idle_power_w)}, for {at_s - card.since_s:.0f} s",
                 at_s=at_s,
             )
-            for index, card in spinning.items()
-            if isinstance(card.gpu, Gpu) and card.gpu.power_w and card.idle_power_w
+            for card in spinning.values()
+            if isinstance(card.gpu, Gpu)
         ),
     )
+
+
+def gpu_lost(case: Case) -> Iterator[Finding]:
+    """A card no longer answers the driver: it fell off the bus.
+
+    What it sees: NVML's error "GPU is lost" for a card.
+    Why it matters: its rank can never come up, and waits for the card or dies; its peers wait for
+    the rank.
+    What to do: look for the Xid in the kernel's log; reset the card or reboot the machine.
+    """
+    for index, card in sorted(case.facts.cards.items()):
+        if card.reading != "lost" or not isinstance(card.gpu, Missing):
+            continue
+        ranks = _ranks_on(case, index)
+        yield Finding(
+            rule="gpu-lost",
+            verdict="found",
+            title=f"GPU {index} is lost"
+            + (f", on which {enumerate_names(ranks)} ran" if ranks else ""),
+            ranks=tuple(ranks),
+            confidence="medium",
+            because=(Evidence(text=card.gpu.detail, at_s=case.facts.at_s),),
+            advice=(card.gpu.hint,),
+        )
+
+
+def driver_does_not_answer(case: Case) -> Iterator[Finding]:
+    """The GPU driver does not answer: a call of NVML has not come back.
+
+    What it sees: the look at the GPUs was given up at its deadline of some seconds.
+    Why it matters: a driver that holds a lock for long (memory being pinned on the host, a reset, a
+    card in trouble) holds up every CUDA call of the ranks as well; nvidia-smi hangs too.
+    What to do: do not start nvidia-smi in a loop, each one may hang for good; look at what the
+    kernel waits for: cat /proc/PID/wchan; dmesg | grep -i -e nvrm -e xid.
+    """
+    missing = case.facts.sections.get("gpus")
+    if missing is None or missing.reason != "timeout":
+        return
+    yield Finding(
+        rule="driver-does-not-answer",
+        verdict="found",
+        title="the GPU driver does not answer",
+        confidence="medium",
+        because=(Evidence(text=f"NVML: {missing.detail}", at_s=case.facts.at_s),),
+        advice=("dmesg | grep -i -e nvrm -e xid; start no nvidia-smi beside it, it may hang too",),
+    )
+
+
+def gpu_memory_full(case: Case) -> Iterator[Finding]:
+    """A card of the launch has no memory left.
+
+    What it sees: less than 256 MiB free on a card on which a rank runs, before the launch is ready.
+    Why it matters: an allocation that fails ends the rank, or makes it try again after it has
+    emptied its caches, which is slow; with managed memory it thrashes.
+    What to do: look for who else holds memory on the card; a smaller --mem-fraction-static.
+    """
+    for index, card in sorted(case.facts.cards.items()):
+        ranks = _ranks_on(case, index)
+        if not ranks or not gpus.is_full(card) or not isinstance(card.gpu, Gpu):
+            continue
+        free = (card.gpu.memory_total_bytes or 0) - (card.gpu.memory_used_bytes or 0)
+        yield Finding(
+            rule="gpu-memory-full",
+            verdict="found",
+            title=f"GPU {index} of {enumerate_names(ranks)} is full: {free / 2**20:.0f} MiB free",
+            ranks=tuple(ranks),
+            confidence="low",
+            because=(
+                Evidence(
+                    text=f"GPU {index}: {(card.gpu.memory_used_bytes or 0) / 2**30:.1f} of "
+                    f"{(card.gpu.memory_total_bytes or 0) / 2**30:.1f} GiB in use",
+                    at_s=case.facts.at_s,
+                ),
+            ),
+            advice=("relaunch with a smaller --mem-fraction-static",),
+        )
+
+
+def gpu_shared(case: Case) -> Iterator[Finding]:
+    """Somebody else uses a card of the launch, or its memory is held by nobody who lives.
+
+    What it sees: a process outside the launch with more than 512 MiB on a card on which a rank
+    runs; one that no longer exists; or more than 4 GiB in use by no process that the driver names.
+    Why it matters: the launch has less memory than it takes for granted, and what the card does is
+    not all its own. The usual cause is a server before this one that did not end.
+    What to do: end what was left behind, if it is yours; else give the launch cards of its own.
+    """
+    facts = case.facts
+    ours = {
+        pid
+        for track in facts.tracks.values()
+        for pid in (track.process.pid, track.process.inner_pid)
+        if pid
+    }
+    for index, card in sorted(facts.cards.items()):
+        ranks = _ranks_on(case, index)
+        named = [
+            process
+            for process in (card.last.processes if card.last else None) or ()
+            if process.pid in ours
+        ]
+        if not ranks or not named:
+            continue  # PIDs that name none of ours may be those of another namespace
+        holders = [
+            f"pid {process.pid} ({process.name}), outside the launch, holds "
+            f"{(process.used_bytes or 0) / 1e9:.1f} GB of it"
+            for process in gpus.strangers(card, ours)
+        ]
+        holders += [
+            f"pid {process.pid}, which no longer exists, holds "
+            f"{(process.used_bytes or 0) / 1e9:.1f} GB of it"
+            for process in gpus.left_behind(card, ours)
+        ]
+        if not holders and (untold := gpus.untold_bytes(card)):
+            holders = [f"{untold / 1e9:.1f} GB of it belong to no process that the driver names"]
+        if holders:
+            yield Finding(
+                rule="gpu-shared",
+                verdict="found",
+                title=f"GPU {index} of {enumerate_names(ranks)} is not its own: {holders[0]}",
+                ranks=tuple(ranks),
+                confidence="low",
+                because=tuple(
+                    Evidence(text=f"GPU {index}: {one}", at_s=facts.at_s) for one in holders
+                ),
+                advice=(f"nvidia-smi -i {index}: end what was left behind, if it is yours",),
+            )
+
+
+def gpu_slowed(case: Case) -> Iterator[Finding]:
+    """A card's clocks are held down by heat or by its power supply.
+
+    What it sees: NVML's reasons "hardware slowdown", heat or power brake. A power cap under load is
+    normal, and not meant.
+    Why it matters: one slow card makes all of its group slow: capture, autotune and warm-up take
+    several times as long, which is slow and not hung.
+    What to do: nvidia-smi -q -d PERFORMANCE,TEMPERATURE; look at cooling and power.
+    """
+    for index, card in sorted(case.facts.cards.items()):
+        gpu = card.gpu
+        if not isinstance(gpu, Gpu):
+            continue
+        reasons = [reason for reason in gpu.slowed_by or () if reason != "power cap"]
+        if not reasons or not (ranks := _ranks_on(case, index)):
+            continue
+        clock = "" if gpu.sm_clock_mhz is None else f", its clock is at {gpu.sm_clock_mhz} MHz"
+        heat = "" if gpu.temperature_c is None else f", {gpu.temperature_c} degrees Celsius"
+        yield Finding(
+            rule="gpu-slowed",
+            verdict="found",
+            title=f"GPU {index} of {enumerate_names(ranks)} is slowed down: {', '.join(reasons)}",
+            ranks=tuple(ranks),
+            confidence="low",
+            because=(
+                Evidence(
+                    text=f"GPU {index}: {', '.join(reasons)}{clock}{heat}", at_s=case.facts.at_s
+                ),
+            ),
+            advice=(f"nvidia-smi -i {index} -q -d PERFORMANCE,TEMPERATURE",),
+        )
 
 
 def gpu_fault(case: Case) -> Iterator[Finding]:
     """The driver reported a fault of a card since the launch began.
 
-    What it sees: lines "NVRM: Xid" in the kernel's log, newer than the launch.
+    What it sees: lines "NVRM: Xid" in the kernel's log, newer than the launch; Xids that NVML told
+    while watching; uncorrected errors of a card's memory that came while watching.
     Why it matters: an Xid tells of a kernel that faulted (13, 31), a card that fell off the bus
     (79) or broken memory (48, 63, 94); a rank whose card is gone waits for it for ever. Some are
     harmless, or another process's, so that it is a reading and no verdict.
@@ -71,21 +231,80 @@ def gpu_fault(case: Case) -> Iterator[Finding]:
     """
     facts = case.facts
     pids = {track.process.pid: track.rank or track.role for track in facts.tracks.values()}
+    logged = set()
     for message in kernel_messages(facts):
         match = _XID.search(message.text)
         if match is None:
             continue
+        logged.add((_bus(match["bus"]), int(match["number"])))
         owner = pids.get(int(match["pid"])) if match["pid"] else None
-        yield Finding(
-            rule="gpu-fault",
-            verdict="found",
-            title=f"the driver reported Xid {match['number']} on {match['bus']}"
+        yield _fault(
+            f"the driver reported Xid {match['number']} on {match['bus']}"
             + (f", of {owner}" if owner else ""),
-            ranks=(owner,) if owner and facts.rank(owner) else (),
-            confidence="medium" if owner else "low",
-            because=(Evidence(text=f"kernel: {message.text}"),),
-            advice=(f"look Xid {match['number']} up in NVIDIA's catalogue; nvidia-smi -q",),
+            [owner] if owner and facts.rank(owner) else [],
+            f"kernel: {message.text}",
+            f"look Xid {match['number']} up in NVIDIA's catalogue; nvidia-smi -q",
         )
+    for index, card in sorted(facts.cards.items()):
+        gpu, ranks = card.last, _ranks_on(case, index)
+        of = f" of {enumerate_names(ranks)}" if ranks else ""
+        for number in dict.fromkeys(gpu.xids or () if gpu else ()):
+            if gpu and (_bus(gpu.bus), number) not in logged:
+                yield _fault(
+                    f"the driver reported Xid {number} on GPU {index}{of}",
+                    ranks,
+                    f"NVML: Xid {number} on GPU {index} ({gpu.bus})",
+                    f"look Xid {number} up in NVIDIA's catalogue; nvidia-smi -i {index} -q",
+                )
+        errors = gpu.uncorrected_errors if gpu else None
+        if errors and card.errors_first is not None and errors > card.errors_first:
+            yield _fault(
+                f"the memory of GPU {index}{of} has uncorrected errors",
+                ranks,
+                f"NVML: {errors - card.errors_first} uncorrected errors on GPU {index} while "
+                "watching",
+                f"nvidia-smi -i {index} -q -d ECC,ROW_REMAPPER; drain the node",
+            )
+
+
+def _fault(title: str, ranks: list[str], seen: str, advice: str) -> Finding:
+    return Finding(
+        rule="gpu-fault",
+        verdict="found",
+        title=title,
+        ranks=tuple(ranks),
+        confidence="medium" if ranks else "low",
+        because=(Evidence(text=seen),),
+        advice=(advice,),
+    )
+
+
+def _spins(gpu: Gpu, idle_power_w: float | None) -> str:
+    power = "" if gpu.power_w is None else f", {gpu.power_w:.0f} W"
+    if idle_power_w is not None:
+        power += f" against {idle_power_w:.0f} W idle"
+    elif gpu.power_limit_w is not None:
+        power += (
+            f", little of the {gpu.power_limit_w:.0f} W that it may draw (what it draws idle was "
+            "not seen)"
+        )
+    return (
+        f"GPU {gpu.index}: {gpu.util_pct} % busy, memory interface {gpu.memory_util_pct} %{power}"
+    )
+
+
+def _ranks_on(case: Case, index: int) -> list[str]:
+    return [rank.name for rank in case.facts.ranks if index in rank.cards]
+
+
+def _bus(address: str) -> str:
+    """Return a bus address as the kernel's log and NVML both write it, but for leading zeros.
+
+    >>> _bus("PCI:0000:1b:00") == _bus("00000000:1B:00.0")
+    True
+    """
+    parts = address.upper().removeprefix("PCI:").split(".")[0].split(":")
+    return ":".join(part.lstrip("0") or "0" for part in parts)
 
 
 _XID = re.compile(r"NVRM: Xid \((?P<bus>[^)]*)\): (?P<number>\d+)(?:, pid=(?P<pid>\d+))?")
