@@ -6,7 +6,7 @@ import shlex
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hangdoctor.engines import Engine
     from hangdoctor.facts import Facts
     from hangdoctor.findings import Diagnosis
-    from hangdoctor.launch import Started
+    from hangdoctor.launch import Keeper, Started
 
 
 BESIDE_LINES = 0.8
@@ -72,15 +72,32 @@ def watch(
 
     Where stdout is a terminal, a view of all that is known is drawn while it is followed.
     """
-    with ended_in_order():
+    with ended_in_order(), ExitStack() as exits:
         try:
+            keeper: Keeper | None = None
             started: Started | None = None
+            roots: tuple[int, ...]
             log_source: Path | str | Missing
             normal_s = longest_phases(good, engine_name)
             if command:
-                started, header, roots, engine, log_source = _start(
-                    command, record, log, engine_name, stall_after_s
-                )
+                if log is not None:
+                    raise UsageError(
+                        "--log and -- COMMAND exclude each other",
+                        hint="the command's output is its log",
+                    )
+                engine = engine_named(engine_name)
+                log_source = folder_for(record) / LOG_NAME
+                if kill_on_exit:
+                    from hangdoctor.launch import keeping
+
+                    keeper = exits.enter_context(keeping())
+                    started = keeper.start(command, log_source)
+                else:
+                    from hangdoctor.launch import start
+
+                    started = start(command, log_source)
+                roots = (started.pid,)
+                header = header_of_command(started, engine, stall_after_s)
             else:
                 launch, engine = find(pid, engine_name)
                 roots = launch.roots
@@ -118,7 +135,7 @@ def watch(
                 put(RENDERERS[output](facts, diagnosis))
         finally:
             if started is not None:
-                _leave(started, kill=kill_on_exit)
+                _leave(started, keeper)
         return INTERRUPTED if interrupted else diagnosis.state
 
 
@@ -176,59 +193,56 @@ def _is_over(diagnosis: Diagnosis, until: str) -> bool:
     return diagnosis.state in ("ready", "dead", "hung")
 
 
-def _start(
-    command: Sequence[str],
-    record: Path | None,
-    log: str | None,
-    engine_name: str | None,
-    stall_after_s: float,
-) -> tuple[Started, Header, tuple[int, ...], Engine, Path]:
-    from hangdoctor.launch import start
+def folder_for(record: Path | None) -> Path:
+    """Return a directory for a command's log and its recording, a temporary one without a name.
 
-    if log is not None:
-        raise UsageError(
-            "--log and -- COMMAND exclude each other", hint="the command's output is its log"
-        )
-    engine = engine_named(engine_name)
+    Raises:
+        InputError: it holds a recording already, or cannot be written.
+    """
     if record is None:
-        folder = Path(tempfile.mkdtemp(prefix="hangdoctor-"))
-    else:
-        folder = record
-        if is_recording(folder) or (folder / LOG_NAME).exists():
-            raise InputError(f"{folder} holds a recording already", hint="name another directory")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Before the command runs: once it does, a recording that fails must not matter.
-            probe = folder / "probe"
-            probe.write_bytes(bytes(PROBE_BYTES))
-            probe.unlink()
-        except OSError as error:
-            raise InputError(
-                f"cannot record into {folder}: {error.strerror}", hint="name another directory"
-            ) from error
-    started = start(command, folder / LOG_NAME)
-    header = Header(
+        return Path(tempfile.mkdtemp(prefix="hangdoctor-"))
+    if is_recording(record) or (record / LOG_NAME).exists():
+        raise InputError(f"{record} holds a recording already", hint="name another directory")
+    try:
+        record.mkdir(parents=True, exist_ok=True)
+        # Before the command runs: once it does, a recording that fails must not matter.
+        probe = record / "probe"
+        probe.write_bytes(bytes(PROBE_BYTES))
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"cannot record into {record}: {error.strerror}", hint="name another directory"
+        ) from error
+    return record
+
+
+def header_of_command(started: Started, engine: Engine, stall_after_s: float) -> Header:
+    """Return the header of a recording of a command that was started now."""
+    return Header(
         hangdoctor=__version__,
         created_wall_s=time.time(),
-        source=shown(shlex.join(command)),
+        source=shown(shlex.join(started.command)),
         stall_after_s=stall_after_s,
         engine=engine.name,
-        command=tuple(map(shown, command)),
+        command=tuple(map(shown, started.command)),
         log=LogSource(origin=shown(started.log_path)),
     )
-    return started, header, (started.pid,), engine, started.log_path
 
 
-def _leave(started: Started, *, kill: bool) -> None:
+def _leave(started: Started, keeper: Keeper | None) -> None:
     """Say what becomes of the command that we started, or end it."""
-    from hangdoctor.launch import end
+    status = started.poll()
+    if keeper is not None:
+        from hangdoctor.launch import what_is_left
 
-    if started.poll() is not None:
+        ended = keeper.end()
+        what = "has ended" if status is not None else "was ended"
+        say(
+            f"hangdoctor: pid {started.pid} {what}; log: {started.log_path}",
+            *(f"  {text}" for text in what_is_left(ended)),
+        )
+    elif status is not None:
         say(f"hangdoctor: pid {started.pid} has ended; log: {started.log_path}")
-    elif kill:
-        left = end(started)
-        what = f"could not be ended: {left}" if left else "was ended"
-        say(f"hangdoctor: pid {started.pid} {what}; log: {started.log_path}")
     else:
         say(
             f"hangdoctor: pid {started.pid} runs on; log: {started.log_path}",

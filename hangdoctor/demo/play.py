@@ -1,8 +1,9 @@
-"""Starts the keeper with its pretend launch, and lets go of both."""
+"""Plays a launch under a keeper, in a folder of its own, and lets go of both."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hangdoctor.demo import keeper
 from hangdoctor.errors import InputError
+from hangdoctor.launch import keeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +31,15 @@ SHARDS = 8
 SLOW_SHARDS = 40
 """Of 1 MiB: at the speed of slow storage they last longer than anybody watches."""
 
-_END_S = 20.0
+SHARD_BYTES = 1 << 20
+LOG_NAME = "server.log"
+
 _COMPILE_S = 20.0
+_DIE_WITH_A_LOCK = """
+import os, signal, sys
+os.open(sys.argv[1], os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 class Played(msgspec.Struct, frozen=True):
@@ -43,18 +51,12 @@ class Played(msgspec.Struct, frozen=True):
     @property
     def log(self) -> Path:
         """The file that it writes its log to."""
-        return self.folder / keeper.LOG_NAME
+        return self.folder / LOG_NAME
 
     @property
     def struck(self) -> bool:
         """Whether the launch has come to where its fault is."""
         return (self.folder / "struck").exists()
-
-
-class _Answer(msgspec.Struct):
-    pid: int = 0
-    folder: str = ""
-    error: str = ""
 
 
 @contextlib.contextmanager
@@ -64,49 +66,53 @@ def play(plan: Plan) -> Iterator[Played]:
     Raises:
         InputError: something that it needs is not here.
     """
-    order = _order(plan)
-    process = subprocess.Popen(
-        [sys.executable, *OPTIONS, keeper.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd="/",
-        start_new_session=True,  # a Ctrl-C in our terminal is for us alone
-    )
-    assert process.stdin is not None  # noqa: S101  # for the type checker
-    assert process.stdout is not None  # noqa: S101
-    folder: Path | None = None
-    try:
-        process.stdin.write(msgspec.json.encode(order) + b"\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        answer = msgspec.json.decode(line, type=_Answer) if line else _Answer(error="no answer")
-        if answer.error:
-            raise InputError(
-                f"cannot start the pretend launch: {answer.error}",
-                hint="TMPDIR names the directory that its files are kept in",
-            )
-        folder = Path(answer.folder)
-        yield Played(pid=answer.pid, folder=folder)
-    finally:
-        _let_go(process, folder)
-
-
-def _order(plan: Plan) -> keeper.Order:
     if not sys.executable:
         raise InputError("Python does not know its own program, which the demo would start")
-    slow = plan.fault == "slow"
     if plan.fault == "eventfd" and not hasattr(os, "eventfd"):
         raise InputError("this Python has no os.eventfd", hint="hangdoctor demo --fault lock")
     compiler = _compiler() if plan.fault == "compile" else ""
-    return {
-        "settings": plan.settings | {"compiler": compiler},
-        "python": [sys.executable, *OPTIONS],
-        "stage": str(STAGE),
-        "ranks": plan.ranks,
-        "shards": SLOW_SHARDS if slow else SHARDS,
-        "reference_bytes": SLOW_SHARDS * keeper.SHARD_BYTES if slow else 0,
-        "stale_lock": plan.fault == "stale-lock-file",
-    }
+    with keeping(grace_s=0.0) as keeper:
+        folder = keeper.scratch("hangdoctor-demo-")
+        try:
+            model = _furnish(folder, plan)
+        except OSError as error:
+            raise InputError(
+                f"cannot start the pretend launch: {error.strerror}: {error.filename or 'TMPDIR'}",
+                hint="TMPDIR names the directory that its files are kept in",
+            ) from error
+        settings = plan.settings | {"compiler": compiler, "folder": str(folder)}
+        started = keeper.start(
+            [
+                *(sys.executable, *OPTIONS, "-m", "sglang.launch_server"),
+                *("--model-path", str(model), "--tp", str(plan.ranks), "--device", "cpu"),
+            ],
+            folder / LOG_NAME,
+            environment={
+                "SGLANG_DUMPER": json.dumps(settings),
+                "TMPDIR": str(folder),  # a compiler's, too
+                "TORCH_EXTENSIONS_DIR": str(folder / "torch_extensions"),
+            },
+            cwd=STAGE,
+        )
+        yield Played(pid=started.pid, folder=folder)
+
+
+def _furnish(folder: Path, plan: Plan) -> Path:
+    """Put the model and what else the launch reads into its folder; return the model's path."""
+    slow = plan.fault == "slow"
+    shards = SLOW_SHARDS if slow else SHARDS
+    model = folder / "tiny-deepseek-v2"
+    model.mkdir()
+    for number in range(1, shards + 1):
+        name = f"model-{number:05}-of-{shards:05}.safetensors"
+        (model / name).write_bytes(os.urandom(1024) * (SHARD_BYTES // 1024))
+    (folder / "reference.pt").write_bytes(bytes(SLOW_SHARDS * SHARD_BYTES if slow else 0))
+    if plan.fault == "stale-lock-file":
+        directory = folder / "torch_extensions"
+        directory.mkdir()
+        owner = [sys.executable, *OPTIONS, "-c", _DIE_WITH_A_LOCK, str(directory / "lock")]
+        subprocess.run(owner, check=False)
+    return model
 
 
 def _compiler() -> str:
@@ -133,15 +139,3 @@ def _compiler() -> str:
         f"this fault runs a C compiler, and none that works is on PATH ({', '.join(COMPILERS)})",
         hint="apt-get install gcc, or another fault: hangdoctor demo --fault slow",
     )
-
-
-def _let_go(process: subprocess.Popen[bytes], folder: Path | None) -> None:
-    """End the keeper's stdin, which makes it end all; wait until it has."""
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            if pipe is not None:
-                pipe.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_S)
-    if folder is not None:  # the keeper was killed, which killed the launch: its folder is left
-        shutil.rmtree(folder, ignore_errors=True)
