@@ -127,27 +127,46 @@ StallAfterIfGiven = Annotated[
         rich_help_panel=TIMES,
     ),
 ]
+Interval = Annotated[
+    float,
+    typer.Option(
+        "--interval",
+        metavar="S",
+        min=0.2,
+        max=DAY_S,
+        help="Between two looks.",
+        rich_help_panel=TIMES,
+    ),
+]
 Events = Annotated[
     bool,
     typer.Option("--events", help="One JSON line a change, on stdout.", rich_help_panel=ANSWERS),
 ]
 
 
-class OptionalPidCommand(TyperCommand):
+class CommandAfterDashes(TyperCommand):
+    """A command that takes the command line of another one after "--"."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Say where the "--" is missing: the options of the other are none of ours."""
+        given = list(args)  # click empties it
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if given and not given[0].startswith("-") and "--" not in given and _is_usage(error):
+                raise UsageError(
+                    f"{given[0]} is a command, and a command comes after --",
+                    hint=f"hangdoctor {self.name} -- {' '.join(given)}",
+                ) from None
+            raise
+
+
+class OptionalPidCommand(CommandAfterDashes):
     """A command whose --pid-tree may stand without a value, which typer does not have."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give a bare --pid-tree the value "auto", before the first "--"."""
-        try:
-            return super().parse_args(ctx, give_pid_tree_a_value(args))
-        except Exception as error:
-            # A command without "--" before it: its options are none of ours.
-            if args and not args[0].startswith("-") and "--" not in args and _is_usage(error):
-                raise UsageError(
-                    f"{args[0]} is a command, and a command comes after --",
-                    hint=f"hangdoctor watch -- {' '.join(args)}",
-                ) from None
-            raise
+        return super().parse_args(ctx, give_pid_tree_a_value(args))
 
 
 def give_pid_tree_a_value(args: list[str]) -> list[str]:
@@ -264,17 +283,7 @@ def watch(
     engine: EngineName = None,
     native: Native = False,
     stall_after: StallAfter = STALL_AFTER_S,
-    interval: Annotated[
-        float,
-        typer.Option(
-            "--interval",
-            metavar="S",
-            min=0.2,
-            max=DAY_S,
-            help="Between two looks.",
-            rich_help_panel=TIMES,
-        ),
-    ] = 1.0,
+    interval: Interval = 1.0,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -337,6 +346,112 @@ def watch(
             until=until,
             events=events,
             kill_on_exit=kill_on_exit,
+        ),
+        starting=4,
+    )
+
+
+@app.command(cls=CommandAfterDashes)
+def smoke(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND...", help="The server's command, as one types it."),
+    ],
+    *,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="Where it answers; else by the command's --host and --port.",
+            rich_help_panel=LOOKS,
+        ),
+    ] = None,
+    good: Good = None,
+    record: Record = None,
+    junit: Annotated[
+        Path | None,
+        typer.Option(
+            "--junit", metavar="FILE", help="A JUnit report too.", rich_help_panel=ANSWERS
+        ),
+    ] = None,
+    format: Format = "text",  # noqa: A002  # the option's name
+    engine: EngineName = None,
+    native: Native = False,
+    stall_after: StallAfter = STALL_AFTER_S,
+    interval: Interval = 1.0,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="S",
+            min=0.0,
+            max=DAY_S,
+            help="Until it is ready.",
+            rich_help_panel=TIMES,
+        ),
+    ] = 1800.0,
+    request_timeout: Annotated[
+        float,
+        typer.Option(
+            "--request-timeout",
+            metavar="S",
+            min=0.1,
+            max=DAY_S,
+            help="For the answer; the first request may compile kernels.",
+            rich_help_panel=TIMES,
+        ),
+    ] = 120.0,
+    grace: Annotated[
+        float,
+        typer.Option(
+            "--grace",
+            metavar="S",
+            min=0.0,
+            max=DAY_S,
+            help="From SIGTERM to SIGKILL at the end.",
+            rich_help_panel=TIMES,
+        ),
+    ] = 10.0,
+    until: Annotated[
+        Literal["ready", "verdict"],
+        typer.Option(
+            "--until",
+            help="What ends the waiting, besides the timeout; ready sits a hang out.",
+            rich_help_panel=TIMES,
+        ),
+    ] = "verdict",
+    events: Events = False,
+) -> None:
+    """For a CI: start a server, wait until it is ready, ask it once, and end it for certain.
+
+    Nothing of COMMAND is left running, whatever ends hangdoctor. Where it fails, its log and the
+    recording are kept; with $GITHUB_STEP_SUMMARY a summary is added to it.
+
+    Exit code 0: ready, answered, all that the good logs have; 1: not so; 2: not started, such as
+    where the port is in use; 3: undecided; 4: not ready in time, but at work.
+
+    Example: hangdoctor smoke --timeout 900 -- python -m sglang.launch_server --model-path M
+    """
+    from hangdoctor.commands.smoke import smoke as run
+
+    _exit(
+        run(
+            command,
+            url=url,
+            good=good or (),
+            record=record,
+            junit=junit,
+            output=format,
+            engine_name=engine,
+            native=native,
+            stall_after_s=stall_after,
+            interval_s=interval,
+            timeout_s=timeout,
+            request_timeout_s=request_timeout,
+            grace_s=grace,
+            until=until,
+            events=events,
         ),
         starting=4,
     )

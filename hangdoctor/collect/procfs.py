@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hangdoctor.model import Io
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 """Unit of the times in stat; 100 on every Linux that is in use."""
@@ -23,6 +23,9 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 TITLE_LIMIT = 8192
 """Longer command lines (a linker's) are cut; a launcher's options must fit."""
+
+HOLDER_WITHIN_S = 0.7
+"""Some thousand processes with some hundred descriptors each."""
 
 _BLOCK = 1 << 16
 _STATUS_LINE = re.compile(rb"^(\w+):\s*(.*)$", re.MULTILINE)
@@ -225,6 +228,25 @@ def read_listeners(proc: str, pid: int, port: int) -> frozenset[int]:
     with contextlib.suppress(FileNotFoundError):
         found |= parse_listeners(read_table(f"{proc}/{pid}/net/tcp6"), port)
     return found
+
+
+def find_holder(proc: str, first: Iterable[int], inodes: frozenset[int]) -> int | None:
+    """Return a process that has one of these sockets; None where none is seen to have it.
+
+    All processes are asked, those that are named first, for `HOLDER_WITHIN_S` at most.
+    """
+    names = {f"socket:[{inode}]" for inode in inodes}
+    until_s = time.monotonic() + HOLDER_WITHIN_S
+    for pid in dict.fromkeys((*first, *scan(proc))):
+        if time.monotonic() > until_s:
+            break
+        directory = f"{proc}/{pid}/fd"
+        try:
+            if any(os.readlink(f"{directory}/{fd}") in names for fd in os.listdir(directory)):
+                return pid
+        except OSError:
+            continue
+    return None
 
 
 def scan(proc: str) -> dict[int, Stat]:

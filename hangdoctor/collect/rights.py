@@ -15,7 +15,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,6 @@ NAMESPACES = ("pid", "mnt", "net", "user")
 
 _WITHIN_S = 2.5
 _RAS_WITHIN_S = 1.0
-_OWNER_WITHIN_S = 0.7
 _SYSLOG_ACTION_SIZE_BUFFER = 10
 _CONTAINER_FILES = (
     "/.singularity.d",
@@ -423,7 +421,7 @@ def _ras(look: RightsLook) -> Ras:
         return msgspec.structs.replace(ras, answer=unseen)
     if not inodes:
         return msgspec.structs.replace(ras, listens=False)
-    owner = _owner(proc, look.pids, inodes)
+    owner = procfs.find_holder(proc, look.pids, inodes)
     ras = msgspec.structs.replace(ras, listens=True, owner_pid=owner)
     try:
         here = os.readlink(f"{proc}/self/ns/net") == os.readlink(f"{proc}/{pid}/ns/net")
@@ -453,21 +451,6 @@ def _greet(place: tuple[str, int]) -> str | Missing:
     except OSError as error:
         return Missing(reason="failed", detail=str(error))
     return answer or Missing(reason="failed", detail="it hung up")
-
-
-def _owner(proc: str, first: tuple[int, ...], inodes: frozenset[int]) -> int | None:
-    """Return the process that has one of these sockets, those of the launch asked first."""
-    names = {f"socket:[{inode}]" for inode in inodes}
-    until_s = time.monotonic() + _OWNER_WITHIN_S
-    for pid in dict.fromkeys((*first, *procfs.scan(proc))):
-        if time.monotonic() > until_s:
-            break
-        try:
-            if any(os.readlink(f"{proc}/{pid}/fd/{fd}") in names for fd in _numbers(proc, pid)):
-                return pid
-        except OSError:
-            continue
-    return None
 
 
 def _gpu_devices(proc: str) -> tuple[int, tuple[str, ...]]:

@@ -38,10 +38,23 @@ def diff_logs(
     ranks: str | None,
     engine_name: str | None,
 ) -> int:
-    """Compare the last log with those before it; return the exit code.
+    """Compare the last log with those before it, and put that out; return the exit code.
 
     Raises:
-        UsageError: fewer than two logs, stdin twice, or a rank that no log has.
+        UsageError, InputError: as `compare_logs`; or a rank that no log has.
+    """
+    diff, engine = compare_logs(logs, engine_name)
+    wanted = _wanted(ranks, diff)
+    text = _render(diff, engine, output, context=context, everything=everything, ranks=wanted)
+    _write(redact(text.encode()).decode(), into)
+    return 0 if diff.outcome == "reaches-all" else STOPS
+
+
+def compare_logs(logs: Sequence[str], engine_name: str | None) -> tuple[LogDiff, Engine]:
+    """Compare the last log with those before it; return what differs, and their engine.
+
+    Raises:
+        UsageError: fewer than two logs, or stdin twice.
         InputError: one cannot be read, is no engine's, or is not good though it should be.
     """
     if len(logs) < 2:
@@ -65,11 +78,7 @@ def diff_logs(
             f"{other.name} holds no line that tells how far a start has come",
             hint=f"is it the whole log? head {other.name}",
         )
-    diff = compare(good, other, engine)
-    wanted = _wanted(ranks, diff)
-    text = _render(diff, engine, output, context=context, everything=everything, ranks=wanted)
-    _write(redact(text.encode()).decode(), into)
-    return 0 if diff.outcome == "reaches-all" else STOPS
+    return compare(good, other, engine), engine
 
 
 def _file(log: str, exits: ExitStack) -> Path:

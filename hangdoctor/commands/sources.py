@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import stat
 import time
@@ -140,6 +141,20 @@ def engine_named(name: str | None) -> Engine:
         raise UsageError(
             f"there is no engine {name!r}", hint=f"engines: {', '.join(engines.names())}"
         ) from None
+
+
+def engine_for(command: Sequence[str], name: str | None) -> Engine:
+    """Return the engine that a command starts: the named one, or the one that is recognised.
+
+    Raises:
+        UsageError: there is no engine of that name.
+    """
+    if name is None:
+        line = shown(" ".join(command))
+        for engine in map(engines.load, engines.names()):
+            if any(re.search(pattern, line) for pattern in engine.detect.launcher):
+                return engine
+    return engine_named(name)
 
 
 def longest_phases(good: Sequence[Path], engine_name: str | None) -> dict[str, float]:

@@ -15,7 +15,7 @@ import msgspec
 from hangdoctor import __version__
 from hangdoctor.commands.interrupt import INTERRUPTED, ended_in_order, finish, nothing_seen
 from hangdoctor.commands.sources import (
-    engine_named,
+    engine_for,
     find,
     header_of,
     log_of,
@@ -85,7 +85,7 @@ def watch(
                         "--log and -- COMMAND exclude each other",
                         hint="the command's output is its log",
                     )
-                engine = engine_named(engine_name)
+                engine = engine_for(command, engine_name)
                 log_source = folder_for(record) / LOG_NAME
                 if kill_on_exit:
                     from hangdoctor.launch import keeping
@@ -120,10 +120,10 @@ def watch(
                     own_log=started is not None,
                     heard=lines.hear if lines else None,
                 ) as live,
-                _screen(wanted=output == "text" and not events, lines=lines) as screen,
+                screen_for(wanted=output == "text" and not events, lines=lines) as screen,
             ):
                 talk = Talk(events=events, started=started, say=screen.say if screen else say)
-                facts, interrupted = _follow(
+                facts, interrupted = follow(
                     live, talk, screen, lines, until=until, timeout_s=timeout_s
                 )
                 if live.recording_failed:
@@ -139,7 +139,7 @@ def watch(
         return INTERRUPTED if interrupted else diagnosis.state
 
 
-def _follow(
+def follow(
     live: Live,
     talk: Talk,
     screen: Screen | None,
@@ -174,7 +174,7 @@ def _follow(
     return facts, interrupted
 
 
-def _screen(*, wanted: bool, lines: Lines | None) -> AbstractContextManager[Screen | None]:
+def screen_for(*, wanted: bool, lines: Lines | None) -> AbstractContextManager[Screen | None]:
     """Return where to draw the view; None where there is no terminal for it."""
     stream = terminal() if wanted else None
     if stream is None:

@@ -209,6 +209,7 @@ class Engine(Table, frozen=True, kw_only=True):
             that is not known.
         volatile: arguments that differ from launch to launch and mean nothing.
         second_model: arguments that bring a second model, whose milestones come once more.
+        port: that its server listens on where its command names none.
     """
 
     name: str
@@ -220,6 +221,7 @@ class Engine(Table, frozen=True, kw_only=True):
     first_forward: Phase | None = None
     volatile: tuple[str, ...] = ()
     second_model: tuple[str, ...] = ()
+    port: int | None = None
     roles: tuple[Role, ...] = ()
     phases: tuple[PhaseTable, ...] = ()
     milestones: tuple[Milestone, ...] = ()

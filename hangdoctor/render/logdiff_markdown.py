@@ -10,7 +10,6 @@ from hangdoctor.render.logdiff_answer import (
     headline,
     last_line,
     next_steps,
-    shorten,
 )
 from hangdoctor.render.logdiff_text import (
     MOST,
@@ -22,15 +21,14 @@ from hangdoctor.render.logdiff_text import (
     shown_lines,
     visible_arguments,
 )
+from hangdoctor.render.markup import WIDTH, fenced, inline, table_row
 from hangdoctor.render.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from hangdoctor.engines import Engine
     from hangdoctor.logs.diff import LogDiff
-
-WIDTH = 160
 
 
 def to_markdown(
@@ -39,9 +37,9 @@ def to_markdown(
     """Return the comparison as Markdown; what the logs say stands in code, and breaks none."""
     shown = [rank for rank in diff.ranks if not ranks or rank.rank in ranks]
     most = None if everything else MOST
-    lines = [f"### {_inline(headline(diff))}", ""]
-    lines += [f"- {_inline(text)}" for text in answer(diff)]
-    lines += ["", "Logs:", "", *(f"- {_inline(text)}" for text in about_logs(diff))]
+    lines = [f"### {inline(headline(diff))}", ""]
+    lines += [f"- {inline(text)}" for text in answer(diff)]
+    lines += ["", "Logs:", "", *(f"- {inline(text)}" for text in about_logs(diff))]
     lines += ["", "| rank | milestones | first missing | good log has it at | last line |"]
     lines += ["|---|---|---|---|---|"]
     for rank in shown:
@@ -53,24 +51,22 @@ def to_markdown(
             duration(step.at_s) if step else "",
             last_line(rank),
         )
-        lines.append(_table_row(cells))
+        lines.append(table_row(cells))
     lines += ["", "| phase | good | other | ratio |", "|---|---|---|---|"]
     for phase in diff.phases:
         ratio = "" if phase.ratio is None else f"{phase.ratio:.1f}"
         other = "" if phase.other_s is None else duration(phase.other_s)
         other += " (not ended)" if phase.open else ""
-        lines.append(
-            _table_row((phase.phase, ", ".join(map(duration, phase.good_s)), other, ratio))
-        )
+        lines.append(table_row((phase.phase, ", ".join(map(duration, phase.good_s)), other, ratio)))
     arguments, said = visible_arguments(diff, everything=everything)
     if arguments:
         lines += ["", "Arguments (good -> other):", ""]
-        lines += _fenced(argument_text(each) for each in arguments[:most])
+        lines += fenced(argument_text(each) for each in arguments[:most])
         lines += [f"and {len(arguments) - MOST} more" for _ in arguments[MOST : MOST + 1] if most]
-    lines += [f"\n{_inline(text)}" for text in said]
+    lines += [f"\n{inline(text)}" for text in said]
     if diff.values:
         lines += ["", "Values out of the good logs' range (good -> other):", ""]
-        lines += _fenced(
+        lines += fenced(
             f"{each.where} {each.key}: {' to '.join(each.good)} -> "
             + ", ".join(f"{value} ({name})" for name, value in each.other.items())
             for each in diff.values[:most]
@@ -79,13 +75,13 @@ def to_markdown(
     if found:
         title = "Lines (+ only here, - only in the good log, ~ worded otherwise, * more often)"
         lines += ["", "<details><summary>" + title + "</summary>", ""]
-        lines += _fenced(row for each in found[:most] for row in line_rows(each, WIDTH))
+        lines += fenced(row for each in found[:most] for row in line_rows(each, WIDTH))
         lines += ["", "</details>"]
     rank_shown = parting_rank(shown)
     if context and diff.first_missing and rank_shown:
         before, after = parting(diff, rank_shown, context)
         lines += ["", f"Where {rank_shown.name} parts:", ""]
-        lines += _fenced(
+        lines += fenced(
             [
                 *(f"  {line.number:>6}   {line.text}" for line in before),
                 *(f"- {line.number:>6}   {line.text}" for line in after),
@@ -96,36 +92,5 @@ def to_markdown(
         lines += ["", "Next:", ""]
         for number, tip in enumerate(tips, 1):
             command = f": `{clean(tip.command)}`" if tip.command else ""
-            lines.append(f"{number}. {_inline(tip.what)}{command}")
+            lines.append(f"{number}. {inline(tip.what)}{command}")
     return "\n".join(lines)
-
-
-def _inline(text: str) -> str:
-    r"""Return text that Markdown and HTML take as it is.
-
-    >>> _inline("a*b <i> [x](y) `z` #1")
-    'a\\*b &lt;i> \\[x\\](y) \\`z\\` #\u200b1'
-    """
-    text = clean(text).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;")
-    for character in "*_`[]|~":
-        text = text.replace(character, "\\" + character)
-    return _unlinked(text)
-
-
-def _unlinked(text: str) -> str:
-    """Keep `#12` and `@name` from becoming links to an issue or a person."""
-    return text.replace("#", "#\u200b").replace("@", "@\u200b")
-
-
-def _table_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_inline(cell) for cell in cells) + " |"
-
-
-def _fenced(rows: Iterable[str], language: str = "text") -> Iterator[str]:
-    texts = [shorten(clean(row), WIDTH) for row in rows]
-    fence = "```"
-    while any(fence in text for text in texts):
-        fence += "`"
-    yield fence + language
-    yield from texts
-    yield fence
