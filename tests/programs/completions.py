@@ -1,0 +1,37 @@
+"""A server in name only: says it is ready, and answers as argv[1] tells; argv[2:] as a server's."""
+
+import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+BODIES = {
+    "good": b'{"choices": [{"text": " Paris"}]}',
+    "empty": b'{"choices": [{"text": ""}]}',
+    "html": b"<html>\x1b[31m",
+    "error": b"broken",
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.reply(200, json.dumps({"data": [{"id": "tiny"}]}).encode())
+
+    def do_POST(self):
+        if sys.argv[1] == "silent":
+            threading.Event().wait()
+        self.reply(500 if sys.argv[1] == "error" else 200, BODIES[sys.argv[1]])
+
+    def reply(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+server = HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler)
+subprocess.Popen(["setsid", "sleep", "600"])
+sys.stdout.write("[2026-11-30 04:51:46] The server is fired up and ready to roll!\n")
+sys.stdout.flush()
+server.serve_forever()

@@ -1,0 +1,93 @@
+"""The smoke test on small real servers: its exit codes, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import psutil
+import pytest
+
+from hangdoctor.checks import Check
+from hangdoctor.render.junit import checks_to_junit
+
+SERVER = Path(__file__).parent / "programs" / "completions.py"
+LIMIT_S = 120
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def smoke(*options, command, tmp_path, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "hangdoctor", "smoke", "--format=json", *options, "--", *command],
+        env=os.environ | {"TMPDIR": str(tmp_path)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def server(answers, port):
+    return [sys.executable, str(SERVER), answers, "--port", str(port)]
+
+
+def running(port):
+    """Return what was started with this port in its command line."""
+    return [each for each in psutil.process_iter(["cmdline"]) if str(port) in each.info["cmdline"]]
+
+
+def test_a_good_server_passes_past_any_proxy_and_nothing_is_left(port, tmp_path):
+    proxy = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
+    done = smoke(command=server("good", port), tmp_path=tmp_path, **proxy)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["state"], told["smoke"]["result"]) == ("ready", "passed")
+    assert running(port) == []
+    assert not list(tmp_path.glob("hangdoctor-*"))
+
+
+@pytest.mark.parametrize("answers", ["empty", "html", "error", "silent"])
+def test_a_wrong_answer_or_none_fails_and_the_log_is_kept(answers, port, tmp_path):
+    options = ("--request-timeout=2", f"--junit={tmp_path / 'junit.xml'}")
+    done = smoke(*options, command=server(answers, port), tmp_path=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert Path(json.loads(done.stdout)["smoke"]["log"]).exists()
+    assert ET.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"  # noqa: S314  # ours
+    assert running(port) == []
+
+
+def test_a_port_in_use_is_refused_with_its_holder(port, tmp_path):
+    with socket.create_server(("127.0.0.1", port)):
+        done = smoke(command=server("good", port), tmp_path=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"is in use by pid {os.getpid()}" in done.stderr
+
+
+def test_reports_that_cannot_be_written_change_no_verdict(port, tmp_path):
+    options = ("--junit=/dev/null/junit.xml",)
+    summary = {"GITHUB_STEP_SUMMARY": "/dev/null/summary"}
+    done = smoke(*options, command=server("good", port), tmp_path=tmp_path, **summary)
+    assert done.returncode == 0
+    assert "cannot write the JUnit report" in done.stderr
+    assert "cannot write the summary" in done.stderr
+
+
+def test_a_command_that_dies_is_1(port, tmp_path):
+    done = smoke(command=["sh", "-c", f"exit 3 # --port {port}"], tmp_path=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)["state"]) == (1, "dead")
+
+
+def test_junit_of_hostile_text_is_xml():
+    check = Check("a", "failed", '\x00\x1b]0;x\ud800\uffff<&"', details="]]>\x0b\n\x85")
+    assert ET.fromstring(checks_to_junit("s", (check,), "\x07")).get("failures") == "1"  # noqa: S314
