@@ -15,7 +15,7 @@ from hangdoctor.model import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hangdoctor.model import ThreadWait, WaitObject
+    from hangdoctor.model import Peek, ThreadWait, WaitObject
     from hangdoctor.tracks import Track
 
 _LINKED = frozenset({"unix", "tcp", "pipe", "fifo"})
@@ -39,6 +39,8 @@ class Blocked(Struct, frozen=True):
         text: call and object, for people.
         for_s: how long it was seen in this same wait.
         waits_for: pid of the one process that can end it; None where none or several can.
+        may_wait_for: pid of the one other process that shares the eventfd it waits for, which
+            threads of its own may write as well.
         mutual: that process's main thread is blocked in reading the same connection.
         native: no dump of Python's threads lists it; None where there was none.
         unanswered: its connection is not accepted, or not answered at all.
@@ -54,6 +56,7 @@ class Blocked(Struct, frozen=True):
     text: str
     for_s: float = 0.0
     waits_for: int | None = None
+    may_wait_for: int | None = None
     mutual: bool = False
     native: bool | None = None
     unanswered: bool = False
@@ -96,6 +99,7 @@ def blocked_threads(
                 text=describe(wait, name_of, {tid: each.name for tid, each in now.items()}),
                 for_s=at_s - since_s if since_s is not None else 0.0,
                 waits_for=target,
+                may_wait_for=_sharer(wait) if target is None else None,
                 mutual=target is not None and any(target in each.mutual for each in wait.objects),
                 native=wait.tid not in track.python_tids if track.python_tids else None,
                 unanswered=any(each.state in _UNANSWERED for each in wait.objects),
@@ -185,6 +189,15 @@ def only_target(wait: ThreadWait) -> int | None:
     return targets.pop() if len(targets) == 1 else None
 
 
+def _sharer(wait: ThreadWait) -> int | None:
+    """Return the pid of the one other process that shares the eventfds of a wait."""
+    if wait.call not in READS | POLLS | EPOLLS or wait.count != len(wait.objects):
+        return None
+    pids = {holder.pid for each in wait.objects for holder in each.others or ()}
+    eventfds = all(each.kind == "eventfd" for each in wait.objects)
+    return pids.pop() if eventfds and len(pids) == 1 else None
+
+
 def describe(wait: ThreadWait, name_of: Callable[[int, str], str], threads: dict[int, str]) -> str:
     """Say in which call a thread is and what that waits for.
 
@@ -207,7 +220,8 @@ def describe(wait: ThreadWait, name_of: Callable[[int, str], str], threads: dict
         pid = wait.waits_for_pid
         return f"wait for child {name_of(pid, '')}" if pid else "wait for any child"
     if wait.call in POLLS | EPOLLS:
-        names = dict.fromkeys(_name(each, name_of) for each in wait.objects if each.kind in _LINKED)
+        named = [each for each in wait.objects if each.kind in _LINKED or each.kind == "eventfd"]
+        names = dict.fromkeys(_name(each, name_of) for each in named)
         names.pop("", None)
         listed = f" ({', '.join(list(names)[:4])})" if names else ""
         many = f"{wait.count} descriptor{'s' if wait.count != 1 else ''}"
@@ -215,6 +229,61 @@ def describe(wait: ThreadWait, name_of: Callable[[int, str], str], threads: dict
     if not wait.objects:
         return f"{call} ({wait.kernel})" if wait.kernel else call
     return f"{call} {_object(wait, wait.objects[0], name_of)}"
+
+
+def describe_peek(peek: Peek, name_of: Callable[[int, str], str]) -> str:
+    """Say in which calls a running thread was caught by its registers.
+
+    >>> from hangdoctor.model import Peek, PeekedCall, WaitObject
+    >>> one = WaitObject(kind="eventfd", fd=3, identity=41, others=())
+    >>> write = PeekedCall(call="write", times=14, fd=3, objects=(one,))
+    >>> describe_peek(Peek(tid=7, peeks=16, calls=(write,)), lambda pid, _: "TP1")
+    'write on descriptor 3 (eventfd number 41) in 14 of 16 peeks'
+    >>> describe_peek(Peek(tid=7, peeks=16), lambda pid, _: "TP1")
+    'no system call in 16 of 16 peeks'
+    """
+    parts = []
+    for each in peek.calls:
+        on = f" on descriptor {each.fd}" if each.fd is not None else ""
+        if each.call in EPOLLS:
+            watched = describe_watched(each.objects, name_of)
+            on = f" on epoll set {each.fd}" + (f", which watches {watched}" if watched else "")
+        elif each.objects and (what := describe_object(each.objects[0], name_of)):
+            on += f" ({what})"
+        parts.append(f"{each.call}{on} in {each.times} of {peek.peeks} peeks")
+    return "; ".join(parts) or f"no system call in {peek.peeks} of {peek.peeks} peeks"
+
+
+def describe_watched(objects: Sequence[WaitObject], name_of: Callable[[int, str], str]) -> str:
+    """Say what an epoll set watches; "" where nothing is known of it."""
+    shown = [
+        f"descriptor {each.fd} ({what})"
+        for each in objects
+        if (what := describe_object(each, name_of))
+    ]
+    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+    return ", ".join(shown[:3]) + more
+
+
+def describe_object(each: WaitObject, name_of: Callable[[int, str], str]) -> str:
+    """Say what a descriptor leads to, and who has its other end or shares it.
+
+    >>> from hangdoctor.model import Holder, WaitObject
+    >>> shared = WaitObject(kind="eventfd", identity=41, others=(Holder(8, "python"),))
+    >>> describe_object(shared, lambda pid, _: "TP1")
+    'eventfd number 41, shared with TP1'
+    """
+    kind = _KINDS.get(each.kind, each.kind)
+    others = _name(each, name_of)
+    if each.kind == "eventfd":
+        number = f" number {each.identity}" if each.identity is not None else ""
+        return f"eventfd{number}" + (
+            f", shared with {others.replace(' or ', ', ')}" if others else ""
+        )
+    if each.kind == "other":
+        return each.target
+    target = f" {each.target}" if each.target and each.kind in ("file", "fifo", "tcp") else ""
+    return f"{kind}{target}" + (f", other end at {others}" if others else "")
 
 
 def _futex(wait: ThreadWait, threads: dict[int, str]) -> str:
@@ -241,6 +310,8 @@ def _object(wait: ThreadWait, each: WaitObject, name_of: Callable[[int, str], st
     if each.state == "syn-sent":
         return f"to {each.target.rpartition(' -> ')[2]} (TCP): no answer yet"
     preposition = "to" if wait.call in WRITES or wait.call == "connect" else "from"
+    if each.kind == "eventfd":
+        return f"on {describe_object(each, name_of)}"
     if each.others:
         state = ", which has not accepted the connection" if each.state == "not accepted" else ""
         detail = f"{kind} {each.target}".strip() if each.kind in ("tcp", "fifo") else kind
@@ -257,5 +328,5 @@ def _name(each: WaitObject, name_of: Callable[[int, str], str]) -> str:
 
 def _is_dull(wait: ThreadWait) -> bool:
     if wait.call == "futex":
-        return wait.futex == "other"
+        return wait.futex in ("semaphore", "other")
     return wait.call in SLEEPS | EPOLLS | POLLS

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from hangdoctor.blocked import describe_object, describe_watched
+from hangdoctor.calls import EPOLLS
 from hangdoctor.frames import python_frames
 from hangdoctor.model import Frame, Process, ProcessStacks, Struct, Thread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from hangdoctor.model import OpenFile
+    from hangdoctor.model import OpenFile, Peek, ProcessWaits
 
 RUNAWAY_CALLS_PER_S = 50_000
 """Healthy pollers make hundreds to thousands; a runaway eventfd loop 500,000 and more. Measured."""
@@ -86,12 +88,14 @@ class Loop(Struct, frozen=True):
         thread: its counters.
         stack: where it stands, as far as the dumps tell.
         files: descriptors that it may spin on.
+        caught_in: the calls in which it was caught by its registers, the most frequent first.
     """
 
     kind: Kind
     thread: Busy
     stack: BusyStack = BusyStack()
     files: tuple[str, ...] = ()
+    caught_in: tuple[str, ...] = ()
 
 
 def busy_threads(before: Process, now: Process, seconds: float) -> tuple[Busy, ...]:
@@ -153,17 +157,38 @@ def find_loop(
     threads: Sequence[Busy],
     stacks: dict[int, BusyStack],
     files: Sequence[OpenFile] | None,
+    waits: ProcessWaits | None = None,
+    *,
+    name_of: Callable[[int, str], str] = lambda pid, _: f"pid {pid}",
+    sharing: Callable[[int], str] = lambda _: "",
 ) -> Loop | None:
     """Return the loop that the busiest of the threads spins in; None where none spins.
 
     A reading, and no fault: waiting for a GPU, or for requests, spins as well.
+
+    Args:
+        threads: the busy ones.
+        stacks: what the dumps showed of them.
+        files: descriptors of the process.
+        waits: its epoll sets, and what the registers of its busiest thread told.
+        name_of: gives a process's name for people, from its pid and comm.
+        sharing: says who else has an eventfd open, by its number.
     """
     ordered = sorted(threads, key=lambda busy: (not is_runaway(busy), -busy.cpu_pct))
     for busy in ordered:
         stack = stacks.get(busy.tid, BusyStack())
         kind = _kind(busy, threads, stack, files)
         if kind is not None:
-            return Loop(kind=kind, thread=busy, stack=stack, files=_suspects(kind, files))
+            peek = waits.peek if waits and waits.peek and waits.peek.tid == busy.tid else None
+            return Loop(
+                kind=kind,
+                thread=busy,
+                stack=stack,
+                files=_eventfds(files, peek, sharing)
+                if kind in ("eventfd", "eventfd-own")
+                else _suspects(kind, files, peek, waits, name_of),
+                caught_in=tuple(dict.fromkeys(each.call for each in peek.calls)) if peek else (),
+            )
     return None
 
 
@@ -271,18 +296,50 @@ def _only_pipes(files: Sequence[OpenFile] | None) -> bool:
     return "eventfd" not in kinds and bool(kinds & {"pipe", "fifo"})
 
 
-def _suspects(kind: Kind, files: Sequence[OpenFile] | None) -> tuple[str, ...]:
-    """Return the descriptors that a loop of a kind may be about: those that were seen to change."""
-    if kind in ("eventfd", "eventfd-own"):
-        eventfds = [file for file in files or () if file.kind == "eventfd"]
-        stirred = [file for file in eventfds if file.stirs]
-        chosen = stirred or (eventfds if len(eventfds) == 1 else [])
-        return tuple(
-            f"descriptor {file.fd}"
-            + (f", number {file.identity} in all processes" if file.identity is not None else "")
-            for file in chosen[:3]
+def _eventfds(
+    files: Sequence[OpenFile] | None, peek: Peek | None, sharing: Callable[[int], str]
+) -> tuple[str, ...]:
+    """Return the eventfds that a loop may be about: in its registers, else those that stir."""
+    eventfds = [file for file in files or () if file.kind == "eventfd"]
+    caught = {each.fd for each in peek.calls} if peek else set()
+    chosen = [file for file in eventfds if file.fd in caught]
+    chosen = chosen or [file for file in eventfds if file.stirs]
+    chosen = chosen or (eventfds if len(eventfds) == 1 else [])
+    return tuple(
+        f"descriptor {file.fd}"
+        + (
+            f", number {file.identity} in all processes{sharing(file.identity)}"
+            if file.identity is not None
+            else ""
         )
+        for file in chosen[:3]
+    )
+
+
+def _suspects(
+    kind: Kind,
+    files: Sequence[OpenFile] | None,
+    peek: Peek | None,
+    waits: ProcessWaits | None,
+    name_of: Callable[[int, str], str],
+) -> tuple[str, ...]:
+    """Return the descriptors that another loop may be about: those in its registers, else all."""
+    caught = [
+        f"epoll set {each.fd}, which watches {what}"
+        if each.call in EPOLLS
+        else f"descriptor {each.fd}, {describe_object(each.objects[0], name_of)}"
+        for each in (peek.calls if peek else ())
+        if (what := describe_watched(each.objects, name_of))
+    ]
+    if caught:
+        return tuple(caught)
     if kind == "pipe":
         pipes = [file for file in files or () if file.kind in ("pipe", "fifo") and file.fd > 2]
         return tuple(f"descriptor {file.fd}, {file.target}" for file in pipes[:4])
+    if kind == "calls" and waits:
+        return tuple(
+            f"epoll set {each.fd}, which watches {what}"
+            for each in waits.epolls[:3]
+            if (what := describe_watched(each.objects, name_of))
+        )
     return ()

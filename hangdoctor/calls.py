@@ -1,6 +1,7 @@
 """The system calls that a thread can be blocked in, and how /proc/TID/syscall tells them.
 
-The numbers differ between machines; here are the calls that can block, of the two that servers run.
+The numbers differ between machines; here are the calls that can block, of the two that servers run,
+and some that a loop is made of.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
 CHILDREN = frozenset({"wait4", "waitid"})
 ON_ONE = READS | WRITES | LOCKS | {"connect", "accept", "accept4", "ioctl", "fsync", "fdatasync"}
 """Calls whose first argument is the one descriptor that they wait for."""
+TAKE_FD = ON_ONE | EPOLLS | {"close", "fstat", "lseek"}
+"""Calls whose first argument is a descriptor."""
 
 # Source: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux 6.
 _X86_64 = {
     0: "read", 1: "write", 2: "open", 3: "close", 4: "stat", 5: "fstat", 6: "lstat", 7: "poll",
+    8: "lseek", 12: "brk", 24: "sched_yield", 39: "getpid", 96: "gettimeofday", 186: "gettid",
+    228: "clock_gettime",
     9: "mmap", 10: "mprotect", 11: "munmap", 16: "ioctl", 17: "pread64", 18: "pwrite64",
     19: "readv", 20: "writev", 21: "access", 23: "select", 26: "msync", 28: "madvise",
     34: "pause", 35: "nanosleep", 40: "sendfile", 42: "connect", 43: "accept", 44: "sendto",
@@ -90,5 +95,14 @@ def parse_syscall(line: str, machine: str) -> Call | None:
         return None
     if number < 0:
         return Call(PAGE_FAULT, (), numbers[0] if numbers else 0)
-    name = _CALLS.get(machine, {}).get(number, f"call {number}")
+    name = name_of_call(number, machine)
     return Call(name, tuple(numbers[:6]), numbers[6] if len(numbers) > 6 else 0)
+
+
+def name_of_call(number: int, machine: str) -> str:
+    """Return the name of a system call.
+
+    >>> name_of_call(24, "x86_64"), name_of_call(512, "x86_64")
+    ('sched_yield', 'call 512')
+    """
+    return _CALLS.get(machine, {}).get(number, f"call {number}")

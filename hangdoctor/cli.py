@@ -104,6 +104,14 @@ Native = Annotated[
         rich_help_panel=LOOKS,
     ),
 ]
+Peek = Annotated[
+    bool,
+    typer.Option(
+        "--peek",
+        help="Registers of busy threads too, which tell their calls: stops each for some 20 us.",
+        rich_help_panel=LOOKS,
+    ),
+]
 StallAfter = Annotated[
     float,
     typer.Option(
@@ -224,6 +232,7 @@ def diagnose(
     format: Format = "text",  # noqa: A002  # the option's name
     engine: EngineName = None,
     native: Native = False,
+    peek: Peek = False,
     stall_after: StallAfterIfGiven = None,
     still_running: Annotated[
         bool,
@@ -252,6 +261,7 @@ def diagnose(
             output=format,
             engine_name=engine,
             native=native,
+            peek=peek,
             stall_after_s=stall_after,
             still_running=still_running,
         ),
@@ -282,6 +292,7 @@ def watch(
     format: Format = "text",  # noqa: A002  # the option's name
     engine: EngineName = None,
     native: Native = False,
+    peek: Peek = False,
     stall_after: StallAfter = STALL_AFTER_S,
     interval: Interval = 1.0,
     timeout: Annotated[
@@ -340,6 +351,7 @@ def watch(
             output=format,
             engine_name=engine,
             native=native,
+            peek=peek,
             stall_after_s=stall_after,
             interval_s=interval,
             timeout_s=timeout,

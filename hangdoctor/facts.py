@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hangdoctor import gpus as gpu_readings
 from hangdoctor import tracks
-from hangdoctor.blocked import Blocked, blocked_threads
+from hangdoctor.blocked import Blocked, blocked_threads, describe_peek
 from hangdoctor.busy import Busy, Loop, find_loop
 from hangdoctor.collectives import Collectives, compare
 from hangdoctor.engines import (
@@ -110,6 +110,8 @@ class RankFacts(Struct, frozen=True):
             one after that failed.
         runaway_s: how long it has made tiny writes at a rate that nothing explains; else None.
         loop: what its busiest thread spins in; None where none spins, or nothing tells.
+        caught_in: the calls in which its busiest thread was caught by its registers, for people; ""
+            where it was not peeked at.
         helped_by: name of a busy process below it that is no compiler; else "".
         compiling: its stack goes through a kernel compiler or tuner.
         on_storage: the kernel function, where a thread of it waits for a file system; else "". None
@@ -147,6 +149,7 @@ class RankFacts(Struct, frozen=True):
     stack_missing: Missing | None = None
     runaway_s: float | None = None
     loop: Loop | None = None
+    caught_in: str = ""
     helped_by: str = ""
     compiling: bool = False
     on_storage: str | None = ""
@@ -875,7 +878,10 @@ def _rank_view(
         stack_age_s=at_s - dumped_s if track.stack_at_s is not None else None,
         stack_missing=track.stack_missing,
         runaway_s=at_s - track.runaway_since_s if track.runaway_since_s is not None else None,
-        loop=_loop(track),
+        loop=_loop(track, facts),
+        caught_in=describe_peek(track.waits.peek, facts.name_of)
+        if track.waits and track.waits.peek and track.present
+        else "",
         helped_by=_helper(facts, track),
         compiling=bool(track.stack) and _read_stack(engine.name, track.stack or ()).compiling,
         on_storage=tracks.on_storage(track.process),
@@ -929,9 +935,16 @@ _LOCKS_OF_CODE = (
 """Parts of paths of code that takes locks, and what the paths of its locks look like."""
 
 
-def _loop(track: Track) -> Loop | None:
+def _loop(track: Track, facts: Facts) -> Loop | None:
     """Return the loop that a rank spins in; for an older recording by the process as a whole."""
-    found = find_loop(track.busy, track.busy_stacks, track.files)
+    found = find_loop(
+        track.busy,
+        track.busy_stacks,
+        track.files,
+        track.waits,
+        name_of=facts.name_of,
+        sharing=partial(_sharing, facts, track),
+    )
     counted = any(thread.write_calls_per_s is not None for thread in track.busy)
     if counted or track.runaway_since_s is None:
         return found
@@ -946,6 +959,23 @@ def _loop(track: Track) -> Loop | None:
         bytes_per_read=track.bytes_per_read,
     )
     return find_loop((whole,), {}, track.files)
+
+
+def _sharing(facts: Facts, track: Track, number: int) -> str:
+    """Say which other processes have an eventfd open, and whose threads wait for it."""
+    parts = []
+    for pid, other in facts.tracks.items():
+        fds = [file.fd for file in other.files or () if file.identity == number]
+        if other is track or not fds or not tracks.lives(other):
+            continue
+        calls = [
+            wait.call
+            for wait in (other.waits.threads if other.waits else ())
+            if any(each.identity == number for each in wait.objects)
+        ]
+        waits = f" and waits for in {calls[0]}" if calls else ""
+        parts.append(f", which {facts.name_of(pid)} has open too (descriptor {fds[0]}){waits}")
+    return "".join(parts[:2])
 
 
 def _helper(facts: Facts, owner: Track) -> str:

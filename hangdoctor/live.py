@@ -58,6 +58,7 @@ class Live:
         record: directory of the recording, made here; None to keep nothing.
         interval_s: least time between two looks.
         native: native frames are wanted, which stops the processes for moments.
+        peek: registers of busy threads are wanted, which stops each for microseconds.
         started: the command, if it is ours: its exit status is known.
         own_log: the launch writes the recording's log itself.
         heard: called with each block of the log as it is read.
@@ -73,6 +74,7 @@ class Live:
         record: Path | None = None,
         interval_s: float = 1.0,
         native: bool = False,
+        peek: bool = False,
         started: Started | None = None,
         own_log: bool = False,
         heard: Callable[[bytes], None] | None = None,
@@ -94,7 +96,7 @@ class Live:
         if record is not None:
             self._recorder = Recorder(record, header, own_log=own_log)
             self._exits.callback(self._recorder.close)
-        self._observer = Observer(roots, native=native, adopt=role_patterns(engine))
+        self._observer = Observer(roots, native=native, peek=peek, adopt=role_patterns(engine))
         self._exits.callback(self._observer.close)
         self._began_s = time.monotonic()
         self._base = begin(header, engine)

@@ -242,10 +242,12 @@ class WaitObject(Struct, frozen=True):
         kind: what it is.
         target: path of a file or FIFO; "local -> remote" of a TCP connection, one address of a
             listener; name of a unix socket.
+        identity: the kernel's number of an eventfd, the same in all processes that share it.
         state: of a socket, in small letters: "established", "syn-sent", "listen", "closed",
             "not accepted" for a connection that its listener has not taken yet ...
         others: processes that hold the other end, the launch's and others; None where that could
-            not be seen. Empty: nobody does.
+            not be seen. Empty: nobody does. Of an eventfd: the launch's that share it, of which
+            each can read and write it.
         served: the other end is in an epoll set, or a thread of its holder is blocked in a wait for
             it; None where that could not be seen.
         mutual: ids of those threads that are blocked in reading this other end alone.
@@ -258,6 +260,7 @@ class WaitObject(Struct, frozen=True):
     kind: Literal["unix", "tcp", "socket", "pipe", "fifo", "eventfd", "file", "other"]
     fd: int | None = None
     target: str = ""
+    identity: int | None = None
     state: str = ""
     others: tuple[Holder, ...] | None = None
     served: bool | None = None
@@ -281,7 +284,8 @@ class ThreadWait(Struct, frozen=True):
         kernel: kernel function it sleeps in, where it is not an ordinary wait.
         switches: how often it has gone to sleep so far: unchanged means the very same wait.
         futex: what it waits for there. "gil": Python's global lock; "mutex": a pthread mutex, whose
-            owner is known; "other": a semaphore or condition, which have no owner.
+            owner is known; "semaphore": one of POSIX, of which Python makes its own locks, or
+            what looks like it; "other": a condition and all else. These two have no owner.
         address: of the futex: equal ones in a process are the same lock.
         owner_tid: of the mutex, in the observer's namespace.
         waits_for_pid: child that it waits for; None for any.
@@ -296,11 +300,57 @@ class ThreadWait(Struct, frozen=True):
     timed: bool = False
     kernel: str = ""
     switches: int | None = None
-    futex: Literal["", "gil", "mutex", "other"] = ""
+    futex: Literal["", "gil", "mutex", "semaphore", "other"] = ""
     address: int = 0
     owner_tid: int | None = None
     waits_for_pid: int | None = None
     libraries: tuple[str, ...] = ()
+
+
+class EpollSet(Struct, frozen=True):
+    """An epoll set of a process that runs.
+
+    Attributes:
+        fd: its descriptor.
+        objects: what it watches, at most MOST_OBJECTS; count: how many there are.
+    """
+
+    fd: int
+    objects: tuple[WaitObject, ...] = ()
+    count: int = 0
+
+
+class PeekedCall(Struct, frozen=True):
+    """A system call in which a running thread was caught.
+
+    Attributes:
+        call: its name.
+        times: how often.
+        fd: its first argument, where that is a descriptor.
+        objects: what that leads to; of an epoll set what it watches.
+    """
+
+    call: str
+    times: int
+    fd: int | None = None
+    objects: tuple[WaitObject, ...] = ()
+
+
+class Peek(Struct, frozen=True, tag="peek"):
+    """What the registers of a running thread told in some stops of microseconds.
+
+    Attributes:
+        tid: of the thread.
+        peeks: how often it was looked at.
+        calls: in which it was caught, the most frequent first; at other times it was in none.
+        stopped_us, most_us: how long it was stopped for, in microseconds: median and longest.
+    """
+
+    tid: int
+    peeks: int
+    calls: tuple[PeekedCall, ...] = ()
+    stopped_us: float = 0.0
+    most_us: float = 0.0
 
 
 class ProcessWaits(Struct, frozen=True, tag="waits"):
@@ -308,11 +358,15 @@ class ProcessWaits(Struct, frozen=True, tag="waits"):
 
     Attributes:
         threads: those that are blocked.
-        unreadable: what could not be read: "sockets", "memory", "fd".
+        unreadable: what could not be read: "sockets", "memory", "fd", "registers".
+        epolls: its epoll sets, where one of its threads runs.
+        peek: of its busiest thread; None where none runs, or it was not asked for.
     """
 
     threads: tuple[ThreadWait, ...]
     unreadable: dict[str, Missing] = {}
+    epolls: tuple[EpollSet, ...] = ()
+    peek: Peek | None = None
 
 
 class FileLock(Struct, frozen=True):

@@ -37,12 +37,14 @@ class Link(Struct, frozen=True):
         waiter, target: names as in `Facts.name_of`.
         text: in which call, on what.
         for_s: how long it was seen in this same wait.
+        sure: nobody else can end the wait; not where it is for an eventfd that both share.
     """
 
     waiter: str
     target: str
     text: str
     for_s: float
+    sure: bool
 
 
 class WaitGraph(Struct, frozen=True):
@@ -117,12 +119,14 @@ def links(facts: Facts) -> tuple[Link, ...]:
     return tuple(
         Link(
             waiter=facts.name_of(pid),
-            target=facts.name_of(blocked.waits_for),
+            target=facts.name_of(target),
             text=blocked.text,
             for_s=blocked.for_s,
+            sure=blocked.waits_for is not None,
         )
         for pid, blocked in facts.blocked.items()
-        if blocked.waits_for is not None
+        for target in (blocked.waits_for, blocked.may_wait_for)
+        if target is not None
     )
 
 

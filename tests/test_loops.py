@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, derive, step
 from hangdoctor.model import OpenFile
 from hangdoctor.recording import load
+from hangdoctor.rules.loops import loop_words
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios as told  # test material beside the tests
@@ -180,6 +183,37 @@ def test_real_threads_that_wake_each_other_over_eventfds_are_no_loop(program):
     assert rank.runaway_s is None
     assert rank.loop is None or rank.loop.kind in ("chatter", "calls")
     assert told_by(found, "eventfd-runaway") is None
+
+
+def test_a_real_loop_on_an_eventfd_names_who_shares_it(program):
+    started = program("ranks", "eventfd", "notify", "sleep")
+    with Observer([started.pid]) as observer:
+        watch = Watch(observer)
+        watch.look("files")
+        for _ in range(2):
+            has_used(started.said["ranks"][0], 0.2)
+            watch.look("files")
+    (file,) = watch.facts.rank("TP0").loop.files
+    assert re.fullmatch(
+        r"descriptor \d+, number \d+ in all processes, which TP1 has open too \(descriptor \d+\)",
+        file,
+    )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
+def test_with_consent_the_calls_of_a_loop_that_no_counter_shows_are_told(program):
+    started = program("loops", "send", before=AS_RANK)
+    with Observer([started.pid], peek=True) as observer:
+        watch = Watch(observer)
+        watch.look("waits")
+        for _ in range(2):
+            has_used(started.pid, 0.2)
+            watch.look("waits")
+    rank = watch.facts.rank("TP0")
+    assert set(rank.loop.caught_in) == {"sendto", "recvfrom"}
+    assert "that no counter shows (" + ", ".join(rank.loop.caught_in) in loop_words(rank)
+    assert "(unix socket, other end at TP0) in " in rank.caught_in
+    assert watch.facts.tracks[started.pid].process.tracer_pid == 0
 
 
 @pytest.mark.skipif(not restricted.IS_ROOT, reason="only root can become another user")

@@ -54,6 +54,16 @@ def test_a_rank_that_reads_from_a_server_thread_of_another_blames_nobody(program
     assert "waiting-for-rank-elsewhere" not in found
 
 
+def test_a_wait_for_a_shared_eventfd_is_drawn_as_one_that_others_may_end_too(program):
+    launch = program("ranks", "eventfd", "recv", "sleep")
+    verdict, found = diagnose(launch.pid)
+    assert blocked(verdict)["TP0"].startswith("read on eventfd number ")
+    assert blocked(verdict)["TP0"].endswith(", shared with TP1")
+    (link,) = verdict["waits"]
+    assert (link["waiter"], link["target"], link["sure"]) == ("TP0", "TP1", False)
+    assert "waiting-for-rank-elsewhere" not in found
+
+
 def test_the_fifo_that_a_rank_opens_is_named_with_what_to_do(program, tmp_path):
     path = tmp_path / "shard"
     os.mkfifo(path)

@@ -73,6 +73,7 @@ class Observer:
     Args:
         root_pids: where the tree begins, as `proc` numbers processes.
         native: native frames are wanted in stacks; it stops the target for a moment.
+        peek: the registers of running threads are wanted; it stops each for microseconds.
         proc: root of the processes' world.
         adopt: patterns of titles by which an orphan of the launch is known, see `Look.adopt`.
     """
@@ -82,10 +83,12 @@ class Observer:
         root_pids: Sequence[int],
         *,
         native: bool = False,
+        peek: bool = False,
         proc: Path = Path("/proc"),
         adopt: Sequence[str] = (),
     ) -> None:
         self._native = native
+        self._peek = peek
         self._proc = str(proc.absolute())
         self._adopt = tuple(adopt)
         stats = {pid: procfs.read_stat(self._proc, pid) for pid in root_pids}
@@ -140,9 +143,13 @@ class Observer:
             files="files" in due,
             locks="locks" in due,
             native=self._native,
+            peek=self._peek,
         )
         asked = {name: self._worker(name) for name in COLLECTORS if name in names}
-        answers = ask_all(dict.fromkeys(asked.values(), look))
+        # Nobody else shall see a thread in the moment in which it is stopped to be peeked at.
+        apart = {asked["waits"]} if self._peek and "waits" in asked else set()
+        answers = ask_all({worker: look for worker in asked.values() if worker not in apart})
+        answers |= ask_all(dict.fromkeys(apart, look))
         sections: dict[str, Any] = {name: answers[worker][0] for name, worker in asked.items()}
         if isinstance(found := sections.get("processes"), Processes):
             if self._follow(found) and "host" not in due:

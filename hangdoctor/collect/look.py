@@ -20,6 +20,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         files: look at descriptors too.
         locks: search for the lock files that a process may poll for, too.
         native: native frames are wanted, at the price of stopping the target for a moment.
+        peek: the registers of running threads are wanted, at the price of stops of microseconds.
     """
 
     proc: str = "/proc"
@@ -29,6 +30,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     files: bool = False
     locks: bool = False
     native: bool = False
+    peek: bool = False
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -161,6 +161,16 @@ def eventfd_count(fdinfo: bytes) -> int | None:
     return int(match[1], 16) if match else None
 
 
+def eventfd_identity(fdinfo: bytes) -> int | None:
+    r"""Parse the number of an eventfd, the same in all processes; None before Linux 5.2.
+
+    >>> eventfd_identity(b"pos:\t0\nflags:\t02004002\neventfd-count:        1f\neventfd-id: 4\n")
+    4
+    """
+    match = _EVENTFD_ID.search(fdinfo)
+    return int(match[1]) if match else None
+
+
 def position(fdinfo: bytes) -> int | None:
     r"""Parse the offset out of a fdinfo; None for a file that is only open for writing.
 
@@ -318,14 +328,13 @@ def _hot(at: str, stat: Stat, unreadable: dict[str, Missing]) -> HotThread:
 
 
 def _eventfd(fd: int, target: str, infos: list[bytes]) -> OpenFile:
-    match = _EVENTFD_ID.search(infos[0])
     counts = [eventfd_count(info) for info in infos]
     return OpenFile(
         fd=fd,
         kind="eventfd",
         target=target,
         position=counts[0],
-        identity=int(match[1]) if match else None,
+        identity=eventfd_identity(infos[0]),
         stirs=len(set(counts)) > 1 if len(counts) > 1 else None,
     )
 

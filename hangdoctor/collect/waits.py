@@ -2,8 +2,8 @@
 
 Of each thread it reads the system call that it is blocked in; of that call's arguments the list of
 a poll, the path of an open, the owner of a mutex; and of the descriptors the sockets, pipes and
-epoll sets behind them. Nothing is stopped. A process that blocks one of these reads loses only its
-own part.
+epoll sets behind them. Nothing is stopped, but with consent (`Look.peek`) a thread that runs, for
+microseconds. A process that blocks one of these reads loses only its own part.
 """
 
 from __future__ import annotations
@@ -16,14 +16,27 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgspec
+
 from hangdoctor import calls
 from hangdoctor.calls import Call, parse_syscall
 from hangdoctor.collect import locks, procfs, sockets
 from hangdoctor.collect.bounded import Bounded
 from hangdoctor.collect.memory import STACK_BYTES, Maps, read_memory
+from hangdoctor.collect.peek import peek
 from hangdoctor.collect.permissions import refused
-from hangdoctor.collect.processes import tree
-from hangdoctor.model import FileLock, Holder, Missing, ProcessWaits, ThreadWait, WaitObject, Waits
+from hangdoctor.collect.processes import eventfd_identity, tree
+from hangdoctor.model import (
+    EpollSet,
+    FileLock,
+    Holder,
+    Missing,
+    Peek,
+    ProcessWaits,
+    ThreadWait,
+    WaitObject,
+    Waits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +46,16 @@ if TYPE_CHECKING:
 
 MOST_OBJECTS = 8
 """Objects kept of one wait: an event loop may have hundreds."""
+MOST_EPOLLS = 4
+"""Epoll sets kept of a process that runs."""
+MOST_DESCRIPTORS = 4096
+"""Descriptors followed of one process: a server with as many clients needs no more to be judged."""
+MOST_THREADS = 2048
+"""Threads looked at of one process."""
+MOST_PEEKED = 16
+"""Processes of which a thread is peeked at, those nearest to the root: launcher and ranks."""
+PEEK_PCT = 50.0
+"""Of a core: a thread that uses less since the last look is not peeked at."""
 
 _MOST_POLLED = 1024
 _PATH_BYTES = 4096
@@ -50,10 +73,12 @@ _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _ORDINARY = calls.POLLS | calls.EPOLLS | calls.SLEEPS | {"futex"}
 _FIFO_OPEN = frozenset({"wait_for_partner", "fifo_open"})
 _FUTEX_COMMAND = 0x7F
-_FUTEX_WAIT, _CONTENDED = 0, 2
+_FUTEX_WAIT, _FUTEX_WAIT_BITSET, _CONTENDED = 0, 9, 2
+_DULL_FUTEX = ("gil", "semaphore", "other")
+_MOST_USERS = 1 << 16
 
 _Key = tuple[int, int]  # pid and start_ticks name a process for ever
-_Futex = Literal["", "gil", "mutex", "other"]
+_Futex = Literal["", "gil", "mutex", "semaphore", "other"]
 
 
 class _Thread(NamedTuple):
@@ -82,8 +107,19 @@ class _Seen(NamedTuple):
     threads: tuple[_Thread, ...]
     links: dict[int, str]
     epolls: dict[int, tuple[int, ...]]
+    eventfds: dict[int, int]
     namespace: str
+    runs: bool
     unreadable: dict[str, Missing]
+    peek: Peek | None = None
+
+
+class _Descriptors(NamedTuple):
+    """Of one process: where each leads, the members of epoll sets, the numbers of eventfds."""
+
+    links: dict[int, str]
+    epolls: dict[int, tuple[int, ...]]
+    eventfds: dict[int, int]
 
 
 _processes: Bounded[_Key, _Seen | Missing | None] = Bounded()
@@ -92,13 +128,23 @@ _locks: Bounded[str, tuple[FileLock, ...] | Missing] = Bounded()
 
 
 class _Known:
-    """What of a process does not change from look to look: its maps, and where threads stand."""
+    """What of a process is known from the last look: its maps, where threads stand, what they used.
+
+    Attributes:
+        maps, maps_at_s: when they were read.
+        libraries: by thread and place.
+        dull: threads in a lock without an owner, with the line that shows it.
+        used: CPU of the threads that ran, in seconds, and when.
+        waited_for_gil: threads that waited for Python's lock.
+    """
 
     def __init__(self) -> None:
         self.maps: Maps | None = None
         self.maps_at_s = -1e9
         self.libraries: dict[tuple[int, str], tuple[str, ...]] = {}
         self.dull: dict[int, tuple[str, _Thread]] = {}
+        self.used: dict[int, tuple[float, float]] = {}
+        self.waited_for_gil: set[int] = set()
 
 
 _known: dict[_Key, _Known] = {}
@@ -112,8 +158,14 @@ def read(look: Look) -> Waits:
         del _known[gone]
     answers = _processes.run(
         {
-            key: partial(_read_process, look.proc, stat, _known.setdefault(key, _Known()))
-            for key, stat in keys.items()
+            key: partial(
+                _read_process,
+                look.proc,
+                stat,
+                _known.setdefault(key, _Known()),
+                peeks=look.peek and number < MOST_PEEKED,
+            )
+            for number, (key, stat) in enumerate(keys.items())
             if stat.state not in "ZX"
         },
         within_s=_WITHIN_S["process"],
@@ -140,19 +192,19 @@ def read(look: Look) -> Waits:
     )
 
 
-def _read_process(proc: str, stat: Stat, known: _Known) -> _Seen | Missing | None:
+def _read_process(proc: str, stat: Stat, known: _Known, *, peeks: bool) -> _Seen | Missing | None:
     """Read a process's blocked threads and its descriptors; None where it has ended."""
     pid = stat.pid
     user: int | None = None
     try:
         user = os.stat(f"{proc}/{pid}").st_uid
-        lines = _syscall_lines(proc, pid)
+        lines = _syscall_lines(proc, pid, known)
         unreadable: dict[str, Missing] = {}
         try:
-            links, epolls = _read_descriptors(proc, pid)
+            descriptors = _read_descriptors(proc, pid)
             namespace = os.readlink(f"{proc}/{pid}/ns/net")
         except PermissionError as error:
-            links, epolls, namespace = {}, {}, ""
+            descriptors, namespace = _Descriptors({}, {}, {}), ""
             unreadable["fd"] = refused(f"{error.strerror} ({error.filename})", user)
         reader = _Reader(proc, pid, known, unreadable, user)
         if procfs.age_s(stat.start_ticks) >= _SETTLED_S:
@@ -164,14 +216,54 @@ def _read_process(proc: str, stat: Stat, known: _Known) -> _Seen | Missing | Non
         return None
     except PermissionError as error:
         return refused(f"{error.strerror} ({error.filename})", user)
-    return _Seen(pid, stat.comm, threads, links, epolls, namespace, unreadable)
+    known.waited_for_gil = {thread.tid for thread in threads if thread.futex == "gil"}
+    running = [tid for tid, line in lines.items() if line == "running"]
+    peeked = _peek_at_busiest(proc, pid, running, known) if peeks else None
+    if isinstance(peeked, Missing):
+        unreadable["registers"] = peeked
+        peeked = None
+    return _Seen(
+        pid=pid,
+        comm=stat.comm,
+        threads=threads,
+        links=descriptors.links,
+        epolls=descriptors.epolls,
+        eventfds=descriptors.eventfds,
+        namespace=namespace,
+        runs=bool(running),
+        unreadable=unreadable,
+        peek=peeked,
+    )
+
+
+def _peek_at_busiest(
+    proc: str, pid: int, running: list[int], known: _Known
+) -> Peek | Missing | None:
+    """Peek at the thread that used most CPU since the last look; None where none used much."""
+    now_s = time.monotonic()
+    used: dict[int, tuple[float, float]] = {}
+    shares: list[tuple[float, int]] = []
+    for tid in running:
+        try:
+            cpu_s = procfs.parse_stat(procfs.read(f"{proc}/{pid}/task/{tid}/stat")).cpu_s
+        except OSError:
+            continue
+        used[tid] = cpu_s, now_s
+        if tid in known.used:
+            before_s, at_s = known.used[tid]
+            shares.append((100 * (cpu_s - before_s) / max(now_s - at_s, 1e-3), tid))
+    known.used = used
+    share, tid = max(shares, default=(0.0, 0))
+    return peek(proc, pid, tid) if share >= PEEK_PCT else None
 
 
 _TRIES = 4
 """Further reads of threads that run: of those, most are really at work."""
+_PAUSE_S = 0.001
+"""Before each further read of a thread that waited for Python's lock: it runs for moments only."""
 
 
-def _syscall_lines(proc: str, pid: int) -> dict[int, str]:
+def _syscall_lines(proc: str, pid: int, known: _Known) -> dict[int, str]:
     """Return the line of each thread, the main thread first.
 
     Raises:
@@ -180,13 +272,17 @@ def _syscall_lines(proc: str, pid: int) -> dict[int, str]:
     lines: dict[int, str] = {}
     task = os.open(f"{proc}/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for tid in sorted(map(int, os.listdir(task)), key=lambda tid: (tid != pid, tid)):
+        tids = sorted(map(int, os.listdir(task)), key=lambda tid: (tid != pid, tid))
+        for tid in tids[:MOST_THREADS]:
             line = _syscall_line(task, tid)
             if line is not None:
                 lines[tid] = line
         # Who waits for the GIL wakes every 5 ms, and may just have done so.
         for _ in range(_TRIES):
-            for tid in [tid for tid, line in lines.items() if line == "running"]:
+            running = [tid for tid, line in lines.items() if line == "running"]
+            if known.waited_for_gil.intersection(running):
+                time.sleep(_PAUSE_S)
+            for tid in running:
                 lines[tid] = _syscall_line(task, tid) or "running"
     finally:
         os.close(task)
@@ -210,20 +306,27 @@ def _syscall_line(task: int, tid: int) -> str | None:
         os.close(fd)
 
 
-def _read_descriptors(proc: str, pid: int) -> tuple[dict[int, str], dict[int, tuple[int, ...]]]:
-    """Return where each descriptor leads, and the members of each epoll set."""
-    links, epolls = {}, {}
-    at = f"{proc}/{pid}/fd"
-    for name in os.listdir(at):
-        try:
-            link = os.readlink(f"{at}/{name}".encode()).decode(errors="replace")
-            if link == "anon_inode:[eventpoll]":
-                info = procfs.read_table(f"{proc}/{pid}/fdinfo/{name}")
-                epolls[int(name)] = tuple(map(int, _TFD.findall(info)))
-        except (FileNotFoundError, ProcessLookupError):  # closed in between
-            continue
-        links[int(name)] = link
-    return links, epolls
+def _read_descriptors(proc: str, pid: int) -> _Descriptors:
+    """Read the descriptors of a process."""
+    found = _Descriptors({}, {}, {})
+    directory = os.open(f"{proc}/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in os.listdir(directory)[:MOST_DESCRIPTORS]:
+            try:
+                link = os.readlink(name.encode(), dir_fd=directory).decode(errors="replace")
+                if link == "anon_inode:[eventpoll]":
+                    info = procfs.read_table(f"{proc}/{pid}/fdinfo/{name}")
+                    found.epolls[int(name)] = tuple(map(int, _TFD.findall(info)))
+                elif link == "anon_inode:[eventfd]":
+                    number = eventfd_identity(procfs.read(f"{proc}/{pid}/fdinfo/{name}"))
+                    if number is not None:
+                        found.eventfds[int(name)] = number
+            except (FileNotFoundError, ProcessLookupError):  # closed in between
+                continue
+            found.links[int(name)] = link
+    finally:
+        os.close(directory)
+    return found
 
 
 class _Reader:
@@ -264,7 +367,7 @@ class _Reader:
         # A lock without an owner tells nothing new as long as the line is the same.
         if len(self.known.dull) > _MOST_REMEMBERED:
             self.known.dull.clear()
-        if tid != self.pid and thread.futex in ("other", "gil") and self.known.maps:
+        if tid != self.pid and thread.futex in _DULL_FUTEX and self.known.maps:
             self.known.dull[tid] = line, thread
         return thread
 
@@ -355,18 +458,27 @@ class _Reader:
         glibc waits for a mutex with FUTEX_WAIT and the value 2, and writes the owner 8 bytes behind
         the lock (struct __pthread_mutex_s). A value at that place is an owner only if it is another
         thread of the process; semaphores and conditions have none.
+
+        It waits for a semaphore with FUTEX_WAIT_BITSET and the value 0, and counts who waits in the
+        next 4 bytes (struct new_sem of its 64-bit semaphores).
         """
         address, operation, value = call.arguments[:3]
         runtime = self.known.maps.runtime if self.known.maps else None
         if runtime and runtime[0] <= address < runtime[1]:
             return "gil", None
-        if operation & _FUTEX_COMMAND != _FUTEX_WAIT or value & 0xFFFF_FFFF != _CONTENDED:
+        command, value = operation & _FUTEX_COMMAND, value & 0xFFFF_FFFF
+        if command == _FUTEX_WAIT_BITSET and value == 0:
+            raw = self._memory(address, 8)
+            posted, waiters = struct.unpack("=II", raw) if len(raw) == 8 else (1, 0)
+            semaphore = posted == 0 and 0 < waiters < _MOST_USERS
+            return ("semaphore" if semaphore else "other"), None
+        if command != _FUTEX_WAIT or value != _CONTENDED:
             return "other", None
         raw = self._memory(address, 20)
         if len(raw) < 20:
             return "other", None
         lock, _, inner_owner, users, kind = struct.unpack("=iiiII", raw)
-        if lock != _CONTENDED or not users or users > 1 << 16 or kind & ~0x3FF:
+        if lock != _CONTENDED or not users or users > _MOST_USERS or kind & ~0x3FF:
             return "other", None
         owner = self._outer_tid(inner_owner)
         return ("mutex", owner) if owner and owner != tid else ("other", None)
@@ -420,11 +532,14 @@ class _World:
         }
         self.seen = {one.pid: one for one in seen}
         self.holders: dict[str, list[tuple[int, int]]] = {}
+        self.sharers: dict[int, dict[int, None]] = {}
         self.served: set[str] = set()
         self.readers: dict[str, list[int]] = {}
         for one in seen:
             for fd, link in one.links.items():
                 self.holders.setdefault(link, []).append((one.pid, fd))
+            for number in one.eventfds.values():
+                self.sharers.setdefault(number, {})[one.pid] = None
             for members in one.epolls.values():
                 self.served.update(one.links[fd] for fd in members if fd in one.links)
             for thread in one.threads:
@@ -463,7 +578,30 @@ class _World:
         return ProcessWaits(
             threads=tuple(self._wait(one, thread) for thread in one.threads),
             unreadable=unreadable,
+            epolls=tuple(self._epolls(one)) if one.runs else (),
+            peek=self._peeked(one),
         )
+
+    def _epolls(self, one: _Seen) -> Iterator[EpollSet]:
+        for fd, members in sorted(one.epolls.items())[:MOST_EPOLLS]:
+            yield EpollSet(fd=fd, objects=self._of_call(one, "epoll_wait", fd), count=len(members))
+
+    def _peeked(self, one: _Seen) -> Peek | None:
+        """Return a peek with what the descriptors of its calls lead to."""
+        if one.peek is None:
+            return None
+        peeked_calls = tuple(
+            msgspec.structs.replace(each, objects=self._of_call(one, each.call, each.fd))
+            if each.fd is not None
+            else each
+            for each in one.peek.calls
+        )
+        return msgspec.structs.replace(one.peek, calls=peeked_calls)
+
+    def _of_call(self, one: _Seen, name: str, fd: int) -> tuple[WaitObject, ...]:
+        thread = _Thread(tid=0, call=Call(name, (fd,), 0), line="", fds=(fd,))
+        fds = self._waited_fds(one, thread)[:MOST_OBJECTS]
+        return tuple(self._object(one, each, thread) for each in fds if each in one.links)
 
     def _wait(self, one: _Seen, thread: _Thread) -> ThreadWait:
         fds = self._waited_fds(one, thread)
@@ -506,7 +644,17 @@ class _World:
         if link.startswith("pipe:["):
             return self._pipe(one, fd, link, "pipe", thread)
         if link == "anon_inode:[eventfd]":
-            return WaitObject(kind="eventfd", fd=fd, target=link)
+            number = one.eventfds.get(fd)
+            sharers = self.sharers.get(number, {}) if number is not None else {}
+            return WaitObject(
+                kind="eventfd",
+                fd=fd,
+                target=link,
+                identity=number,
+                others=tuple(Holder(pid, self.seen[pid].comm) for pid in sharers if pid != one.pid)
+                if number is not None
+                else None,
+            )
         if link.startswith("/"):
             # Nothing else with a name lets a read wait like that.
             if thread.kernel.endswith(("pipe_read", "pipe_write", "pipe_wait_readable")):

@@ -78,6 +78,7 @@ def demo(
             output=output,
             engine_name=None,
             native=False,
+            peek=False,
             stall_after_s=stall_after_s,
             interval_s=1.0,
             timeout_s=timeout_s,

@@ -57,6 +57,7 @@ def diagnose(
     output: str,
     engine_name: str | None,
     native: bool,
+    peek: bool,
     stall_after_s: float | None,
     still_running: bool,
 ) -> str | int:
@@ -74,6 +75,7 @@ def diagnose(
                 record=record,
                 engine_name=engine_name,
                 native=native,
+                peek=peek,
                 stall_after_s=stall_after_s,
                 still_running=still_running,
             )
@@ -95,6 +97,7 @@ def _look(
     record: Path | None,
     engine_name: str | None,
     native: bool,
+    peek: bool,
     stall_after_s: float | None,
     still_running: bool,
 ) -> tuple[Facts, Engine, bool]:
@@ -129,6 +132,7 @@ def _look(
             record=record,
             engine_name=engine_name,
             native=native,
+            peek=peek,
             stall_after_s=Header().stall_after_s if stall_after_s is None else stall_after_s,
             normal_s=normal_s,
             recorder=recorder,
@@ -159,6 +163,7 @@ def _from_launch(
     record: Path | None,
     engine_name: str | None,
     native: bool,
+    peek: bool,
     stall_after_s: float,
     normal_s: dict[str, float],
     recorder: FlightRecorder | None,
@@ -168,7 +173,15 @@ def _from_launch(
     log_source, log_name = log_of(launch, log)
     header = header_of(launch, engine, stall_after_s, log_name)
     header = msgspec.structs.replace(header, normal_s=normal_s)
-    with Live(launch.roots, engine, header, log=log_source, record=record, native=native) as live:
+    with Live(
+        launch.roots,
+        engine,
+        header,
+        log=log_source,
+        record=record,
+        native=native,
+        peek=peek,
+    ) as live:
         began_s = time.monotonic()
         interrupted = False
         try:

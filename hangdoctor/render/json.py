@@ -100,6 +100,7 @@ def _rank(rank: RankFacts, diagnosis: Diagnosis) -> dict[str, Any]:
         "cpu_pct": None if rank.cpu_pct is None else round(rank.cpu_pct, 1),
         "place": rank.place or None,
         "blocked_in": rank.blocked.text if rank.blocked else None,
+        "caught_in": rank.caught_in or None,
     }
 
 

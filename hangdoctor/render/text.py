@@ -145,7 +145,7 @@ def _rank_line(rank: RankFacts) -> str:
         return f"{rank.name:<6} {'ended' if rank.pid else 'not there'}"
     pid = f"pid {rank.pid}" if rank.pid is not None else "pid ?"
     does = waits_in(rank.wait) if rank.wait else (rank.place or "no stack seen")
-    call = rank.blocked.text if rank.blocked else ""
+    call = rank.blocked.text if rank.blocked else rank.caught_in
     if rank.moving:
         moves = f"moves: {rank.moved_by}" if rank.moved_by else "moves"
     elif rank.still_s is not None:
@@ -164,7 +164,8 @@ def _wait_lines(facts: Facts) -> list[str]:
     """Return who waits for whom through a descriptor, and where that ends; empty if nobody does."""
     found = links(facts)
     lines = [
-        f"  {link.waiter:<10} -> {link.target:<10} {link.text}, for {link.for_s:.0f} s"
+        f"  {link.waiter:<10} {'->' if link.sure else '?>'} {link.target:<10} {link.text}, "
+        f"for {link.for_s:.0f} s"
         for link in found[:MOST_RANKS]
     ]
     waiters = {link.waiter for link in found}

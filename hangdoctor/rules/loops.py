@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hangdoctor.facts import RankFacts
     from hangdoctor.rules.case import Case
 
+_PEEK = "the system calls of the busy thread: --peek (stops it for some 20 us)"
 LASTS_S = 3.0
 """A loop that is younger may be a burst."""
 
@@ -82,8 +83,9 @@ def busy_without_progress(case: Case) -> Iterator[Finding]:
     whether the busy thread holds the GIL (it spins in Python, or in native code that keeps it), or
     not (native code), or spends its time in system calls that no counter shows.
     Why it matters: it may spin, or compile inside the process; from outside these look alike.
-    What to do: wait for the phase's normal time, or look at native frames with consent
-    (--native stops the process for some milliseconds).
+    What to do: wait for the phase's normal time, or look closer with consent: --peek tells the
+    system calls of a loop (stops its thread for some 20 us), --native the native frames (stops the
+    process for some milliseconds).
     """
     for rank in case.facts.ranks:
         busy = rank.cpu_pct is not None and rank.cpu_pct >= 50
@@ -106,7 +108,10 @@ def busy_without_progress(case: Case) -> Iterator[Finding]:
                 stands(case, rank),
                 quiet(case, rank),
             ),
-            needs=("native frames: --native (stops the process for some milliseconds)",),
+            needs=(
+                *(() if rank.caught_in else (_PEEK,)),
+                "native frames: --native (stops the process for some milliseconds)",
+            ),
         )
 
 
@@ -131,8 +136,8 @@ def loop_words(rank: RankFacts) -> str:
         "chatter": f"has threads that answer each other {max(writes, reads):,.0f} times a second",
         "pipe": f"makes {max(writes, reads):,.0f} small writes or reads a second on a pipe or "
         "socket pair",
-        "calls": f"spends {thread.cpu_pct:.0f} % CPU in system calls that no counter shows (send, "
-        "recv, poll)",
+        "calls": f"spends {thread.cpu_pct:.0f} % CPU in system calls that no counter shows "
+        f"({', '.join(loop.caught_in) or 'send, recv, poll'})",
         "python": f"spins in Python and holds the GIL ({thread.cpu_pct:.0f} % CPU)",
         "native": f"spins in native code without the GIL ({thread.cpu_pct:.0f} % CPU)",
     }[loop.kind]
@@ -175,9 +180,13 @@ def _counters(case: Case, rank: RankFacts, loop: Loop) -> Evidence:
         parts.append(f"without a CPU {thread.queue_pct:.0f} % of the time")
     if loop.stack.dumps:
         parts.append(f"GIL in {loop.stack.with_gil} of {loop.stack.dumps} dumps")
+    if rank.caught_in and loop.caught_in:
+        parts.append(f"by its registers in {rank.caught_in}")
     if rank.runaway_s is not None:
         parts.append(f"for {rank.runaway_s:.0f} s")
-    on = f"; may be on {'; '.join(loop.files)}" if loop.files else ""
+    on = ""
+    if loop.files and not (loop.caught_in and loop.kind not in ("eventfd", "eventfd-own")):
+        on = f"; {'that is' if loop.caught_in else 'may be on'} {'; '.join(loop.files)}"
     return Evidence(
         text=f"{rank.name}, thread {thread.name} ({thread.tid}): {', '.join(parts)}{on}",
         pid=rank.pid,

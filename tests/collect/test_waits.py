@@ -70,6 +70,14 @@ def test_two_that_read_from_each_other_are_mutual(program):
     assert wait_of(launch.pid, first, call="read").objects[0].mutual == (second,)
 
 
+def test_an_eventfd_is_known_by_its_number_and_by_who_shares_it(program):
+    launch = program("ranks", "eventfd", "recv", "sleep")
+    first, second = launch.said["ranks"]
+    (end,) = wait_of(launch.pid, first, call="read").objects
+    assert (end.kind, [holder.pid for holder in end.others]) == ("eventfd", [second])
+    assert end.identity is not None
+
+
 def test_a_write_that_nobody_reads_names_who_should(program):
     launch = program("ranks", "unix", "send", "sleep")
     first, second = launch.said["ranks"]

@@ -25,13 +25,21 @@ def connection(kind):
     if kind == "pipe":
         reading, writing = os.pipe()
         return reading, writing
+    if kind == "eventfd":
+        fd = os.eventfd(0) if hasattr(os, "eventfd") else ctypes.CDLL(None).eventfd(0, 0)
+        return fd, os.dup(fd)
     listener = socket.create_server(("127.0.0.1", 0))
     ours = socket.create_connection(listener.getsockname())
     return (ours, listener) if kind == "backlog" else (ours, listener.accept()[0])
 
 
 def recv(end, _):
-    os.read(end, 1)
+    os.read(end, 8)
+
+
+def notify(end, _):
+    while True:
+        os.write(end, b"\1" + bytes(7))
 
 
 def poll(end, _):
