@@ -15,7 +15,7 @@ from hangdoctor.frames import python_frames
 from hangdoctor.model import Frame, Process, ProcessStacks, Struct, Thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hangdoctor.model import OpenFile, Peek, ProcessWaits
 
@@ -98,11 +98,20 @@ class Loop(Struct, frozen=True):
     caught_in: tuple[str, ...] = ()
 
 
-def busy_threads(before: Process, now: Process, seconds: float) -> tuple[Busy, ...]:
-    """Return the threads that used CPU between two looks, the busiest first."""
+def busy_threads(
+    before: Process, now: Process, seconds: float, stops: Mapping[int, int]
+) -> tuple[Busy, ...]:
+    """Return the threads that used CPU between two looks, the busiest first.
+
+    Args:
+        before: the process at the first look.
+        now: at the second.
+        seconds: between them.
+        stops: by thread, how often we stopped it in between.
+    """
     older = {thread.tid: thread for thread in before.threads}
     found = [
-        _busy(older[thread.tid], thread, seconds)
+        _busy(older[thread.tid], thread, seconds, stops.get(thread.tid, 0))
         for thread in now.threads
         if thread.tid in older
         and 100 * (thread.cpu_s - older[thread.tid].cpu_s) / seconds >= BUSY_PCT
@@ -216,7 +225,7 @@ def _kind(
     return "python" if 2 * stack.with_gil >= stack.dumps else "native"
 
 
-def _busy(before: Thread, now: Thread, seconds: float) -> Busy:
+def _busy(before: Thread, now: Thread, seconds: float, stops: int) -> Busy:
     cpu_pct = 100 * (now.cpu_s - before.cpu_s) / seconds
     old, new = before.hot, now.hot
     if old is None or new is None:
@@ -227,7 +236,9 @@ def _busy(before: Thread, now: Thread, seconds: float) -> Busy:
         cpu_pct=cpu_pct,
         system_pct=100 * (new.system_s - old.system_s) / seconds,
         queue_pct=_per_s(old.queue_s, new.queue_s, seconds / 100),
-        sleeps_per_s=_per_s(old.sleeps, new.sleeps, seconds),
+        sleeps_per_s=_per_s(
+            old.sleeps, None if new.sleeps is None else new.sleeps - stops, seconds
+        ),
         preempted_per_s=_per_s(old.preempted, new.preempted, seconds),
     )
     if old.io is None or new.io is None:

@@ -23,6 +23,7 @@ from hangdoctor.model import (
     ProcessStacks,
     ProcessWaits,
     Struct,
+    ThreadWait,
 )
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Track(Struct, frozen=True):
         write_calls_per_s, bytes_per_write, read_calls_per_s, bytes_per_read: from /proc/PID/io.
         busy: its threads that used CPU between the last two looks; busy_stacks: what the dumps
             showed of them, by thread id.
+        stops: by thread, how often we stopped it to peek at it since its counters were last read:
+            each counts there as a sleep.
         files: its descriptors when they were last looked at.
         runaway_since_s: since then it makes tiny writes at a rate no event explains.
         peak_rss_bytes: the most it had GROWTH_WINDOW_S ago, or when it last moved by growing.
@@ -99,6 +102,7 @@ class Track(Struct, frozen=True):
         waits: its blocked threads when they were last looked at; waits_missing: why they could not
             be looked at after that.
         blocked_since: by thread, the time of the first look at the wait that it is still in.
+        awake: threads that wait for Python's lock and were awake at the last look.
         moved_at_s: when it last moved; None if never seen to.
         moved_by: how, for people.
     """
@@ -125,6 +129,7 @@ class Track(Struct, frozen=True):
     bytes_per_read: float | None = None
     busy: tuple[Busy, ...] = ()
     busy_stacks: dict[int, BusyStack] = {}
+    stops: dict[int, int] = {}
     files: tuple[OpenFile, ...] | None = None
     runaway_since_s: float | None = None
     peak_rss_bytes: int = 0
@@ -148,6 +153,7 @@ class Track(Struct, frozen=True):
     waits: ProcessWaits | None = None
     waits_missing: Missing | None = None
     blocked_since: dict[int, float] = {}
+    awake: frozenset[int] = frozenset()
     moved_at_s: float | None = None
     moved_by: str = ""
 
@@ -171,8 +177,8 @@ def see_process(track: Track | None, process: Process, at_s: float) -> Track:
     if seconds <= 0:
         return track
     changes: dict[str, Any] = dict(_rates(track.process, process, seconds))
-    busy = busy_threads(track.process, process, seconds)
-    changes["busy"] = busy
+    busy = busy_threads(track.process, process, seconds, track.stops)
+    changes |= {"busy": busy, "stops": {}}
     counted = [thread for thread in busy if thread.write_calls_per_s is not None]
     if counted:
         runaway = any(map(is_runaway, counted))
@@ -280,13 +286,37 @@ def see_waits(track: Track, waits: ProcessWaits | Missing, at_s: float) -> Track
     if isinstance(waits, Missing):
         return msgspec.structs.replace(track, waits_missing=waits)
     before = {wait.tid: wait for wait in track.waits.threads} if track.waits else {}
+    awake = _awake(track, waits)
+    waits = msgspec.structs.replace(waits, threads=(*waits.threads, *awake))
     since = {
         wait.tid: track.blocked_since.get(wait.tid, at_s)
         if wait.tid in before and same_wait(before[wait.tid], wait)
         else at_s
         for wait in waits.threads
     }
-    return msgspec.structs.replace(track, waits=waits, waits_missing=None, blocked_since=since)
+    return msgspec.structs.replace(
+        track,
+        waits=waits,
+        waits_missing=None,
+        blocked_since=since,
+        awake=frozenset(wait.tid for wait in awake),
+        stops={waits.peek.tid: waits.peek.peeks} if waits.peek else {},
+    )
+
+
+def _awake(track: Track, waits: ProcessWaits) -> tuple[ThreadWait, ...]:
+    """Return the waits for Python's lock that one look has missed.
+
+    Who waits for it wakes every 5 ms, and then runs, or waits for a CPU. One that got the lock and
+    goes on is missed twice.
+    """
+    seen = {wait.tid for wait in waits.threads} | track.awake
+    there = {thread.tid for thread in track.process.threads}
+    return tuple(
+        wait
+        for wait in (track.waits.threads if track.waits else ())
+        if wait.futex == "gil" and wait.tid not in seen and wait.tid in there
+    )
 
 
 def on_storage(process: Process) -> str | None:

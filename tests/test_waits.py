@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import restricted
 
+from hangdoctor.model import Process, ProcessWaits, Thread, ThreadWait
+from hangdoctor.tracks import see_process, see_waits
+
 LIMIT_S = 120
 
 
@@ -89,10 +92,6 @@ def test_a_native_thread_that_no_dump_lists_is_shown_by_its_call(program):
     assert "read from TP0 (unix socket)" in native[0]
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="who waits for the GIL wakes every 5 ms: one look can miss it, and the next begins anew",
-)
 def test_a_deadlock_of_a_mutex_and_the_gil_is_a_circle_of_threads(program):
     target = program("ranks", "unix", "deadlock", "sleep")
     _, found = diagnose(target.pid)
@@ -100,6 +99,22 @@ def test_a_deadlock_of_a_mutex_and_the_gil_is_a_circle_of_threads(program):
     assert circle["culprits"] == ["TP0"]
     assert "the GIL" in circle["because"][0]["text"]
     assert "mutex, owned by thread" in circle["because"][0]["text"]
+
+
+def test_one_look_that_finds_a_waiter_for_the_gil_awake_does_not_begin_its_wait_anew():
+    process = Process(
+        pid=7, ppid=1, start_ticks=0, title="", comm="", state="S", cpu_s=0.0,
+        threads=(Thread(7, "main", "S", 0.0), Thread(8, "owner", "S", 0.0)),
+    )  # fmt: skip
+    waits = ThreadWait(tid=8, call="futex", line="202 0x1b4", futex="gil", timed=True)
+    asleep, awake = ProcessWaits(threads=(waits,)), ProcessWaits(threads=())
+    track = see_process(None, process, 0.0)
+    for at_s, seen in enumerate((asleep, awake, asleep, awake, asleep)):
+        track = see_waits(track, seen, float(at_s))
+        assert track.blocked_since == {8: 0.0}
+    for at_s in (5.0, 6.0):  # it has the lock, and goes on
+        track = see_waits(track, awake, at_s)
+    assert track.blocked_since == {}
 
 
 def test_threads_that_take_turns_are_no_circle(program):
