@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangdoctor.calls import CHILDREN, EPOLLS, LOCKS, OPENS, POLLS, READS, SLEEPS, WRITES
+from hangdoctor.frames import place
 from hangdoctor.model import Struct
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ _WORDS = {
     "openat": "open", "openat2": "open", "fcntl": "fcntl lock", "epoll_pwait": "epoll_wait",
     "epoll_pwait2": "epoll_wait",
 }  # fmt: skip
+_IDLE_IN = (
+    "/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/concurrent/futures/process.py",
+    "/concurrent/futures/_base.py", "/multiprocessing/queues.py", "/multiprocessing/pool.py",
+    "/multiprocessing/synchronize.py", "/asyncio/base_events.py",
+)  # fmt: skip
+"""Modules of Python in which threads wait that have nothing to do."""
 _UNANSWERED = ("syn-sent", "not accepted")
 _KINDS = {"unix": "unix socket", "tcp": "TCP", "socket": "socket", "fifo": "FIFO"}
 
@@ -64,6 +71,23 @@ class Blocked(Struct, frozen=True):
     owner_tid: int | None = None
     futex: str = ""
     libraries: tuple[str, ...] = ()
+
+
+class LockWait(Struct, frozen=True):
+    """A thread that waits for a lock of Python's, which tells no owner.
+
+    Attributes:
+        tid, thread: its id, and the name that Python gives it.
+        place: where it stands.
+        for_s: how long it was seen in this same wait.
+        address: where it sleeps: up to Python 3.12 equal ones are the same lock.
+    """
+
+    tid: int
+    thread: str
+    place: str
+    for_s: float
+    address: int = 0
 
 
 def blocked_threads(
@@ -131,6 +155,36 @@ def lock_circle(threads: Sequence[Blocked], track: Track) -> tuple[Blocked, ...]
                 return tuple(passed[passed.index(following) :])
             passed.append(following)
     return ()
+
+
+def lock_waits(track: Track, at_s: float) -> tuple[LockWait, ...]:
+    """Return the threads of a process that wait for a lock of Python's without end, main first.
+
+    The kernel shows that they sleep on a semaphore, of which Python makes its locks. Threads that
+    have nothing to do sleep on one as well, but below Python's own modules (a condition, a queue).
+    """
+    if track.waits is None or not track.present:
+        return ()
+    now = {thread.tid: thread.syscall for thread in track.process.threads}
+    found = []
+    for wait in track.waits.threads:
+        name, frames = track.stands.get(wait.tid, ("", ()))
+        if wait.futex != "semaphore" or wait.timed or not frames or wait.tid not in now:
+            continue
+        line = now[wait.tid]
+        gone_on = line is not None and not _same_line(wait, line)
+        if gone_on or f"/{frames[0].path}".endswith(_IDLE_IN):
+            continue
+        found.append(
+            LockWait(
+                tid=wait.tid,
+                thread=name,
+                place=place(frames[0]),
+                for_s=at_s - track.blocked_since.get(wait.tid, at_s),
+                address=wait.address,
+            )
+        )
+    return tuple(found)
 
 
 def same_wait(before: ThreadWait, now: ThreadWait) -> bool:
@@ -292,7 +346,8 @@ def _futex(wait: ThreadWait, threads: dict[int, str]) -> str:
     if wait.futex == "mutex" and wait.owner_tid is not None:
         name = threads.get(wait.owner_tid, "")
         return f"futex: mutex, owned by thread {name} ({wait.owner_tid})"
-    return "futex: a lock or condition" + (", with a time-out" if wait.timed else "")
+    what = "a lock" if wait.futex == "semaphore" else "a lock or condition"
+    return f"futex: {what}" + (", with a time-out" if wait.timed else "")
 
 
 def _object(wait: ThreadWait, each: WaitObject, name_of: Callable[[int, str], str]) -> str:

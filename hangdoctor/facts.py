@@ -15,7 +15,7 @@ import msgspec
 
 from hangdoctor import gpus as gpu_readings
 from hangdoctor import tracks
-from hangdoctor.blocked import Blocked, blocked_threads, describe_peek
+from hangdoctor.blocked import Blocked, LockWait, blocked_threads, describe_peek, lock_waits
 from hangdoctor.busy import Busy, Loop, find_loop
 from hangdoctor.collectives import Collectives, compare
 from hangdoctor.engines import (
@@ -121,6 +121,8 @@ class RankFacts(Struct, frozen=True):
             runs or that is not known.
         locks: that it may be waiting for; the one that it does, where the kernel tells.
         blocked_besides: its other threads that wait for something in particular, longest first.
+        lock_waits: its threads that wait for locks of Python's, which tell no owner, the main
+            thread first; empty where that is not one of them.
     """
 
     name: str
@@ -156,6 +158,7 @@ class RankFacts(Struct, frozen=True):
     kernel: str = ""
     blocked: Blocked | None = None
     blocked_besides: tuple[Blocked, ...] = ()
+    lock_waits: tuple[LockWait, ...] = ()
     locks: tuple[FileLock, ...] = ()
 
 
@@ -848,6 +851,7 @@ def _rank_view(
     still_s = at_s - max(track.first_at_s, moved_at_s) if moving is False else None
     cards = gpu_readings.cards_of(facts.cards, _family(facts.tracks, track.process.pid))
     blocked = blocked_threads(track, at_s, facts.name_of)
+    lock_waiting = lock_waits(track, at_s)
     since_s = before.phase_since_s if before and before.phase == phase else at_s
     in_phase_s = max(at_s - since_s, _logged_phase_s(name, phase, facts) or 0.0)
     return RankFacts(
@@ -893,6 +897,9 @@ def _rank_view(
                 key=lambda each: -each.for_s,
             )
         ),
+        lock_waits=lock_waiting
+        if lock_waiting[:1] and lock_waiting[0].tid == track.process.pid
+        else (),
         locks=_locks_of(track, wait, operation, facts.locks),
     )
 

@@ -57,6 +57,8 @@ STORAGE_WAITS = (
     "p9_",
 )
 """Beginnings of kernel functions (/proc/PID/wchan) in which a thread waits for a file system."""
+OUTER_FRAMES = 3
+"""Frames kept of the threads besides the main thread, to say where they stand."""
 WORKERS = ("ThreadPoolExecutor",)
 """Threads besides the main thread that do a rank's own work; all others only keep it company."""
 
@@ -99,6 +101,7 @@ class Track(Struct, frozen=True):
         idle_at_s: time of the last dump that showed it waiting for requests.
         python_tids: threads that its last dump listed, in our numbers; empty where not known.
         gil_tid: of them the one that held the GIL.
+        stands: of them the names and innermost frames.
         waits: its blocked threads when they were last looked at; waits_missing: why they could not
             be looked at after that.
         blocked_since: by thread, the time of the first look at the wait that it is still in.
@@ -150,6 +153,7 @@ class Track(Struct, frozen=True):
     idle_at_s: float | None = None
     python_tids: frozenset[int] = frozenset()
     gil_tid: int | None = None
+    stands: dict[int, tuple[str, tuple[Frame, ...]]] = {}
     waits: ProcessWaits | None = None
     waits_missing: Missing | None = None
     blocked_since: dict[int, float] = {}
@@ -414,9 +418,14 @@ def _threads_of(process: Process, stacks: ProcessStacks) -> dict[str, Any]:
     """Return the ids of Python's threads, where they are told in the numbers that we use."""
     tids = frozenset(thread.tid for thread in stacks.threads if thread.tid is not None)
     if process.inner_pid is not None or len(tids) < len(stacks.threads):
-        return {"python_tids": frozenset(), "gil_tid": None}
+        return {"python_tids": frozenset(), "gil_tid": None, "stands": {}}
     holder = next((thread.tid for thread in stacks.threads if thread.owns_gil), None)
-    return {"python_tids": tids, "gil_tid": holder}
+    stands = {
+        thread.tid: (thread.name, python_frames(thread)[:OUTER_FRAMES])
+        for thread in stacks.threads
+        if thread.tid is not None
+    }
+    return {"python_tids": tids, "gil_tid": holder, "stands": stands}
 
 
 def _grown(peak_bytes: int, now_bytes: int | None) -> int:

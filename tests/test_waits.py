@@ -101,6 +101,23 @@ def test_a_deadlock_of_a_mutex_and_the_gil_is_a_circle_of_threads(program):
     assert "mutex, owned by thread" in circle["because"][0]["text"]
 
 
+def test_both_threads_of_a_deadlock_over_locks_of_pythons_are_named(program):
+    target = program("ranks", "unix", "abba", "sleep")
+    _, found = diagnose(target.pid)
+    locks = found["threads-wait-for-locks"]
+    assert (locks["verdict"], locks["culprits"]) == ("undecided", [])
+    assert "TP0 waits for a lock at abba (" in locks["title"]
+    assert "as does its thread other-order at " in locks["title"]
+    assert "perhaps each holds what the other waits for" in locks["title"]
+
+
+def test_threads_without_work_are_not_the_other_side_of_a_lock(program):
+    target = program("ranks", "unix", "lock_beside_pool", "sleep")
+    verdict, found = diagnose(target.pid)
+    assert blocked(verdict)["TP0"] == "futex: a lock"
+    assert "threads-wait-for-locks" not in found
+
+
 def test_one_look_that_finds_a_waiter_for_the_gil_awake_does_not_begin_its_wait_anew():
     process = Process(
         pid=7, ppid=1, start_ticks=0, title="", comm="", state="S", cpu_s=0.0,

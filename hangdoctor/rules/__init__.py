@@ -56,6 +56,7 @@ RULES: tuple[Rule, ...] = (
     collectives.flight_recorder_ranks_diverged,
     collectives.flight_recorder_undecided,
     waits.threads_wait_in_a_circle,
+    waits.threads_wait_for_locks,
     waits.stale_lock_file,
     waits.lock_held,
     waits.connection_unanswered,

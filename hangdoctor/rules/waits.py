@@ -80,7 +80,7 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     elif suspects[0].runaway_s is not None and suspects[0].loop is not None:
         does = loop_words(suspects[0])
     elif suspects[0].place:
-        does = f"is at {suspects[0].place}"
+        does = _is_at(suspects[0])
     elif suspects[0].blocked:
         does = f"is blocked in {suspects[0].blocked.text}"
     phase = earliest_phase(suspects)
@@ -148,7 +148,7 @@ def rank_not_built(case: Case) -> Iterator[Finding]:
     if suspects[0].wait:
         does = waits_in(suspects[0].wait)
     elif suspects[0].place:
-        does = f"is at {suspects[0].place}"
+        does = _is_at(suspects[0])
     standing_s = max(map(_waited_s, suspects))
     finding = Finding(
         rule="rank-not-built",
@@ -240,6 +240,49 @@ def threads_wait_in_a_circle(case: Case) -> Iterator[Finding]:
         # Who waits in such a circle cannot be at work in secret: stillness of half the time is
         # enough.
         yield judge(case, (rank,), finding, needed_s=case.stall_after_s) if main else finding
+
+
+def threads_wait_for_locks(case: Case) -> Iterator[Finding]:
+    """A rank's main thread waits for a lock of Python's, and another of its threads for one too.
+
+    What it sees: two or more threads of a process that sleep without end on a semaphore, of which
+    Python makes its locks, where no module of Python's own waits for work. Python keeps no record
+    of who holds a lock, so that the circle itself is not seen.
+    Why it matters: threads that take two locks in opposite order stand like this for ever; so does
+    one that waits for a lock whose holder has ended without giving it back.
+    What to do: compare the two places: which locks does each of the threads hold there?
+    """
+    for rank in case.facts.ranks:
+        waits = rank.lock_waits
+        if not rank.present or rank.moving is not False or len(waits) < 2:
+            continue
+        if min(each.for_s for each in waits[:2]) < case.stall_after_s / 4:
+            continue
+        same = waits[0].address == waits[1].address
+        yield Finding(
+            rule="threads-wait-for-locks",
+            verdict="undecided",
+            title=f"{rank.name} {_waits_for_locks(rank)}"
+            + (": the same lock" if same else ": perhaps each holds what the other waits for"),
+            ranks=(rank.name,),
+            phase=rank.phase,
+            confidence="low",
+            because=evidence(
+                *(
+                    Evidence(
+                        text=f"thread {each.thread} ({each.tid}) sleeps on a lock at {each.place}, "
+                        f"for {each.for_s:.0f} s",
+                        pid=rank.pid,
+                        rank=rank.name,
+                        at_s=case.facts.at_s,
+                    )
+                    for each in waits[:4]
+                ),
+                quiet(case, rank),
+            ),
+            needs=("who holds these locks: Python keeps no record; the code at the places tells",),
+            advice=(f"see all its threads: py-spy dump --nonblocking --pid {rank.pid}",),
+        )
 
 
 def stale_lock_file(case: Case) -> Iterator[Finding]:
@@ -680,6 +723,8 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
     same = len({rank.place.rpartition(":")[0] for rank in still}) == 1
     first = still[0]
     where = waits_in(first.wait) if first.wait else f"stands still at {first.place}"
+    if not first.wait and len(everyone) == 1 and len(first.lock_waits) > 1:
+        where = _is_at(first)
     single = len(everyone) == 1
     spinning = tuple(rank.name for rank in still if rank.runaway_s is not None)
     to_blame = spinning if len(spinning) == 1 else ()
@@ -782,6 +827,20 @@ _PIPE_WAITS = (
     "pipe_wait_readable",
 )
 """Kernel functions in which a reader or writer of a pipe or FIFO sleeps, of several versions."""
+
+
+def _is_at(rank: RankFacts) -> str:
+    """Say where a rank is that is in no known wait."""
+    return _waits_for_locks(rank) if len(rank.lock_waits) > 1 else f"is at {rank.place}"
+
+
+def _waits_for_locks(rank: RankFacts) -> str:
+    main, *others = rank.lock_waits
+    beside = ", ".join(f"{each.thread or each.tid} at {each.place}" for each in others[:2])
+    more = f" and {len(others) - 2} more" if len(others) > 2 else ""
+    threads = "thread" if len(others) == 1 else "threads"
+    does = "does" if len(others) == 1 else "do"
+    return f"waits for a lock at {main.place}, as {does} its {threads} {beside}{more}"
 
 
 def _links_unseen(case: Case, suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:

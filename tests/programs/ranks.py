@@ -7,12 +7,14 @@ is this file again, under a title like SGLang's, and says its word when it is ab
 import ctypes
 import fcntl
 import os
+import queue
 import select
 import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from announce import announce
@@ -124,6 +126,32 @@ def turns(_, __):
     for _ in range(3):
         threading.Thread(target=take, daemon=True).start()
     take()
+
+
+def abba(_, __):
+    """Takes two locks of Python's in one order, and a thread of its in the other."""
+    first, second, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+
+    def other_order():
+        with second:
+            both.wait()
+            with first:
+                pass
+
+    threading.Thread(target=other_order, name="other-order", daemon=True).start()
+    with first:
+        both.wait()
+        with second:
+            pass
+
+
+def lock_beside_pool(_, __):
+    """Waits for a lock, beside a pool and a queue whose threads have nothing to do."""
+    pool, jobs, lock = ThreadPoolExecutor(1), queue.Queue(), threading.Lock()
+    pool.submit(int).result()
+    threading.Thread(target=jobs.get, daemon=True).start()
+    with lock:
+        lock.acquire()
 
 
 def child(_, __):
