@@ -149,6 +149,14 @@ def _unseen(facts: Facts) -> tuple[Unseen, ...]:
             ]
         if track.waits_missing is not None and "syscall" not in track.process.unreadable:
             unseen.append(Unseen(what=f"waits of {name}", missing=track.waits_missing))
+    if facts.loading is not None:
+        unseen += [
+            Unseen(what=f"weights that {facts.name_of(pid)} reads", missing=missing)
+            for pid, missing in facts.loading.unseen.items()
+        ]
+        why = facts.loading.why_not
+        if why is not None and why.reason != "inapplicable":
+            unseen.append(Unseen(what="the checkpoint", missing=why))
     unseen += [
         Unseen(what=f"GPU {index}", missing=card.gpu)
         for index, card in facts.cards.items()

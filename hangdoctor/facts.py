@@ -50,9 +50,12 @@ from hangdoctor.model import (
     Stacks,
     Struct,
     Waits,
+    Weights,
 )
 from hangdoctor.nccl import Ras, see_ras
 from hangdoctor.tracks import Track
+from hangdoctor.units import rate
+from hangdoctor.weights import Loading, see_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -73,6 +76,10 @@ RAS_S = 5.0
 """Counts that differ in a healthy job have moved on after so long."""
 RAS_AGAIN_S = 10.0
 """Where RAS has not answered."""
+WEIGHTS_S, WEIGHTS_SHARE = 2.0, 20.0
+"""Between two looks at the weights, and how much longer than a look that is at the least."""
+CHECKPOINT_S, GROWING_S, UNKNOWN_S = 60.0, 5.0, 15.0
+"""The same for the model's files: found, still being downloaded, not found."""
 DUMPS_S = 30.0
 """PyTorch writes its dumps once, minutes after a collective got stuck."""
 
@@ -223,6 +230,7 @@ class Facts(Struct, frozen=True):
     host_first: Host | None = None
     host: Host | None = None
     memory_peak: MemoryUse | None = None
+    loading: Loading | None = None
     ras: Ras | None = None
     collectives: Collectives | None = None
     unusable_dumps: dict[str, Missing] = {}
@@ -343,6 +351,7 @@ def step(facts: Facts, snapshot: Snapshot | None, blocks: Iterable[bytes], engin
             )
         facts = _see_stacks(facts, snapshot, engine)
         facts = _see_waits(facts, snapshot)
+        facts = _see_weights(facts, snapshot)
         facts = _see_gpus(facts, snapshot)
         if isinstance(snapshot.host, Host):
             facts = _see_host(facts, snapshot.host, snapshot.at_s)
@@ -383,10 +392,37 @@ def next_looks(facts: Facts) -> dict[str, float]:
     }
     if any(rank.wait is not None and rank.wait.kind == "lock" for rank in facts.ranks):
         looks["locks"] = stacks_s
+    if loaders(facts):
+        loading = facts.loading
+        looks["weights"] = max(WEIGHTS_S, WEIGHTS_SHARE * loading.took_s if loading else 0.0)
+        known = loading is not None and loading.checkpoint is not None
+        growing = loading is not None and loading.unfinished
+        looks["checkpoint"] = GROWING_S if growing else CHECKPOINT_S if known else UNKNOWN_S
     if stuck and facts.cards and not facts.cpu_launch:
         looks["nccl_ras"] = RAS_S if facts.ras else RAS_AGAIN_S
         looks["flight_recorder"] = DUMPS_S
     return looks
+
+
+def loaders(facts: Facts) -> tuple[int, ...]:
+    """Return the pids of the ranks that may still load weights."""
+    return tuple(
+        rank.pid
+        for rank in facts.ranks
+        if rank.pid is not None
+        and rank.present
+        and phase_index(rank.phase) <= phase_index("weights")
+    )
+
+
+def model_of(facts: Facts, engine: Engine) -> str:
+    """Return path or name of the model, as the launch was told; "" where that is not known."""
+    launcher = facts.launcher
+    command = launcher.process.title if launcher else " ".join(facts.header.command)
+    for pattern in engine.detect.model:
+        if match := re.search(pattern, command):
+            return match[1]
+    return facts.timeline.launch.model
 
 
 def launch_still_s(facts: Facts) -> float | None:
@@ -445,6 +481,7 @@ def _sections(snapshot: Snapshot) -> dict[str, Missing | None]:
         "processes",
         "stacks",
         "waits",
+        "weights",
         "gpus",
         "host",
         "nccl_ras",
@@ -724,6 +761,33 @@ def _see_waits(facts: Facts, snapshot: Snapshot) -> Facts:
         kept = () if searched else tuple(lock for lock in locks if not lock.waiters)
         locks = (*snapshot.waits.locks, *kept)
     return msgspec.structs.replace(facts, tracks=known, locks=locks)
+
+
+def _see_weights(facts: Facts, snapshot: Snapshot) -> Facts:
+    if not isinstance(snapshot.weights, Weights):
+        return facts
+    known = dict(facts.tracks)
+    private = {
+        pid: track.process.rss_bytes - track.process.rss_file_bytes
+        for pid in snapshot.weights.held
+        if (track := known.get(pid))
+        and track.process.rss_bytes is not None
+        and track.process.rss_file_bytes is not None
+    }
+    took_s = snapshot.took_s.get("weights", 0.0)
+    if snapshot.weights.checkpoint is not None:
+        took_s = 0.0  # the model's files are listed now and then only
+    cost_s = min(took_s, facts.loading.last_took_s) if facts.loading else 0.0
+    loading, read = see_weights(facts.loading, snapshot.weights, private, snapshot.at_s)
+    loading = msgspec.structs.replace(loading, took_s=cost_s, last_took_s=took_s)
+    for pid, (bytes_per_s, file) in read.items():
+        if pid in known:
+            known[pid] = tracks.moved(
+                known[pid],
+                snapshot.at_s,
+                f"reads {rate(bytes_per_s)} of {file or 'weights'}",
+            )
+    return msgspec.structs.replace(facts, loading=loading, tracks=known)
 
 
 def _see_gpus(facts: Facts, snapshot: Snapshot) -> Facts:

@@ -15,7 +15,7 @@ import msgspec
 
 from hangdoctor.collect import Observer
 from hangdoctor.collect.installation import find_installation
-from hangdoctor.facts import Facts, begin, hear, next_looks, step
+from hangdoctor.facts import Facts, begin, hear, loaders, model_of, next_looks, step
 from hangdoctor.logs.follow import Listener
 from hangdoctor.model import (
     FlightRecorder,
@@ -144,7 +144,13 @@ class Live:
         if self._thinned.kept is None and self._thinned.pending is None:
             self._read_old_log()
         due = self._due(at_s)
-        snapshot = self._observer.take(due, at_s=round(at_s, 3), wall_s=round(time.time(), 3))
+        snapshot = self._observer.take(
+            due,
+            at_s=round(at_s, 3),
+            wall_s=round(time.time(), 3),
+            model=model_of(self.facts, self.engine),
+            loaders=loaders(self.facts),
+        )
         self._looked_s |= dict.fromkeys(due, at_s)
         # The exit before the log: what a command said last is there by then.
         processes = self._with_exit(snapshot.processes)

@@ -407,6 +407,79 @@ class Waits(Struct, frozen=True, tag="all-waits"):
     locks_searched: bool = False
 
 
+class ShardFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file of the checkpoint.
+
+    Attributes:
+        path: as the launch sees it, links followed.
+        size_bytes: of it.
+        cached_bytes: what of it the page cache held; None where that could not be asked.
+    """
+
+    path: str
+    size_bytes: int
+    cached_bytes: int | None = None
+
+
+class HeldFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file of weights that a process has open or mapped.
+
+    Attributes:
+        path: as in ShardFile.
+        size_bytes: of it; None where its file system does not tell, or it is no regular file.
+        position: offset of its descriptor; None where it is only mapped.
+        resident_bytes: pages of it in the process's address space; None where it is not mapped.
+        cached_bytes: as in ShardFile.
+    """
+
+    path: str
+    size_bytes: int | None = None
+    position: int | None = None
+    resident_bytes: int | None = None
+    cached_bytes: int | None = None
+
+
+class Mount(Struct, frozen=True):
+    """A mounted file system, as /proc/PID/mountinfo tells it.
+
+    Attributes:
+        point: where it is mounted; type: "ext4", "nfs4", "fuse.juicefs"; source: device or server.
+    """
+
+    point: str
+    type: str
+    source: str = ""
+
+
+class Checkpoint(Struct, frozen=True, tag="checkpoint"):
+    """The model's files on disk.
+
+    Attributes:
+        directory: that holds them, or the links to them.
+        files: the weights; unfinished: files that a download is still writing.
+        index_bytes: size of all tensors as the index of the safetensors says; None without one.
+        mount: what the first of the files lies on.
+    """
+
+    directory: str
+    files: tuple[ShardFile, ...] = ()
+    unfinished: tuple[ShardFile, ...] = ()
+    index_bytes: int | None = None
+    mount: Mount | None = None
+
+
+class Weights(Struct, frozen=True, tag="weights"):
+    """How far the weights have been read.
+
+    Attributes:
+        checkpoint: what there is to read; None where it was not looked for this time.
+        held: by pid, the files of weights that it has open or mapped.
+    """
+
+    checkpoint: Checkpoint | Missing | None = None
+    held: dict[int, tuple[HeldFile, ...] | Missing] = {}
+
+
 class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
     """A compute process on a card.
 
@@ -663,8 +736,8 @@ class Snapshot(Struct, frozen=True):
         at_s: monotonic seconds since the recording began.
         wall_s: seconds since 1970.
         took_s: what each collector cost, in seconds.
-        processes, stacks, waits, gpus, host, nccl_ras, flight_recorder, log: the sections. `None`
-            means not due this time, which is not `Missing`: it says nothing.
+        processes, stacks, waits, weights, gpus, host, nccl_ras, flight_recorder, log: the sections.
+            `None` means not due this time, which is not `Missing`: it says nothing.
     """
 
     at_s: float
@@ -673,6 +746,7 @@ class Snapshot(Struct, frozen=True):
     processes: Processes | Missing | None = None
     stacks: Stacks | Missing | None = None
     waits: Waits | Missing | None = None
+    weights: Weights | Missing | None = None
     gpus: Gpus | Missing | None = None
     host: Host | Missing | None = None
     nccl_ras: NcclRas | Missing | None = None

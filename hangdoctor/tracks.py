@@ -25,6 +25,7 @@ from hangdoctor.model import (
     Struct,
     ThreadWait,
 )
+from hangdoctor.units import rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -381,22 +382,22 @@ def _progress(track: Track, now: Process, seconds: float) -> str:
     if before.io and now.io:
         disk = (now.io.read_bytes - before.io.read_bytes) / seconds
         if disk > DISK_BYTES_PER_S:
-            return f"reads {_rate(disk)} from disk"
+            return f"reads {rate(disk)} from disk"
         written = (now.io.write_bytes - before.io.write_bytes) / seconds
         if written > WRITE_BYTES_PER_S:
-            return f"writes {_rate(written)} to disk"
+            return f"writes {rate(written)} to disk"
     files_s = track.seen_at_s + seconds - track.files_at_s  # files are looked at less often
     for file, position in _positions(now).items():
         if position > track.positions.get(file, position):
             speed = (position - track.positions[file]) / files_s
             if speed > DISK_BYTES_PER_S:
-                return f"reads {_rate(speed)} of {file[1].rpartition('/')[2]}"
+                return f"reads {rate(speed)} of {file[1].rpartition('/')[2]}"
     since_s = max(seconds, track.seen_at_s + seconds - track.peak_rss_at_s)
     if _grown(track.peak_rss_file_bytes, now.rss_file_bytes) > FILE_GROWTH_BYTES:
         grown = _grown(track.peak_rss_file_bytes, now.rss_file_bytes)
-        return f"maps {_rate(grown).removesuffix('/s')} more of files"
+        return f"maps {rate(grown).removesuffix('/s')} more of files"
     if _grown(track.peak_rss_bytes, now.rss_bytes) > GROWTH_BYTES:
-        return f"its memory grows by {_rate(_grown(track.peak_rss_bytes, now.rss_bytes) / since_s)}"
+        return f"its memory grows by {rate(_grown(track.peak_rss_bytes, now.rss_bytes) / since_s)}"
     return ""
 
 
@@ -461,15 +462,3 @@ def _positions(process: Process) -> dict[tuple[int, str], int]:
         for file in process.files or ()
         if file.kind == "file" and file.position is not None
     }
-
-
-def _rate(bytes_per_s: float) -> str:
-    """Write a rate for people.
-
-    >>> _rate(5_200_000), _rate(1_300), _rate(704e9)
-    ('5.2 MB/s', '1.3 kB/s', '704.0 GB/s')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if bytes_per_s >= size:
-            return f"{bytes_per_s / size:.1f} {unit}/s"
-    return f"{bytes_per_s:.0f} B/s"

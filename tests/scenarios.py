@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor.model import (
+    Checkpoint,
     FileLock,
     Frame,
     Gpu,
     GpuProcess,
     Gpus,
     Header,
+    HeldFile,
     Holder,
     Host,
     HotThread,
@@ -25,10 +27,12 @@ from hangdoctor.model import (
     LogPosition,
     LogSource,
     Missing,
+    Mount,
     Process,
     Processes,
     ProcessStacks,
     ProcessWaits,
+    ShardFile,
     Snapshot,
     Stacks,
     Thread,
@@ -36,6 +40,7 @@ from hangdoctor.model import (
     ThreadWait,
     WaitObject,
     Waits,
+    Weights,
 )
 from hangdoctor.recording import Recording
 
@@ -47,6 +52,7 @@ WALL_S = 1795990000
 """2026-11-29 in the log's stamps; any other day would do."""
 GIB = 1 << 30
 IDLE_W = 118.0
+SHARDS, SHARD_BYTES = 10, 1_000_000_000
 LAUNCHER, DETOKENIZER, FIRST_RANK = 700, 799, 710
 
 
@@ -57,6 +63,7 @@ class Does(msgspec.Struct, frozen=True, kw_only=True):
         stack: its main thread's frames, innermost first, as "function path:line".
         stacks: several of them, of which each dump shows the next; instead of `stack`.
         cpu_pct, state, kernel: of its main thread.
+        loads_per_s: bytes of the checkpoint, mapped.
         reads_per_s: bytes from disk; maps_per_s, grows_per_s: file-backed and other memory.
         writes: calls of write() a second, of bytes_per_write each; own_reads: and of read().
         sleeps: voluntary context switches a second.
@@ -76,6 +83,7 @@ class Does(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "S"
     kernel: str = "futex_wait_queue"
     reads_per_s: float = 0
+    loads_per_s: float = 0
     maps_per_s: float = 0
     grows_per_s: float = 0
     writes: float = 0
@@ -112,6 +120,7 @@ def launch(
     dump_every_s: float = 5.0,
     gpus: bool = True,
     locks: tuple[FileLock, ...] = (),
+    storage: str = "",
 ) -> Recording:
     """Return the recording of a launch.
 
@@ -123,6 +132,8 @@ def launch(
         began_s: when the watching began; the log before that was there already.
         without: sections that could not be looked at.
         locks: on files, as every look at the waits finds them.
+        storage: type of the file system that the checkpoint lies on, SHARDS files of SHARD_BYTES;
+            "" where nobody looked at it.
     """
     tp = f" --tp {_tp(ranks)}" if "--tp" not in command and _tp(ranks) > 1 else ""
     command += tp
@@ -149,6 +160,9 @@ def launch(
             processes=world.processes(at_s),
             stacks=world.stacks(at_s) if dump else None,
             waits=world.waits(at_s, locks) if dump else None,
+            weights=world.weights(storage, first=not snapshots)
+            if storage and second % 2 == 0
+            else None,
             gpus=world.gpus(at_s) if gpus else Missing(reason="not-installed"),
             host=Host(cpu_count=64, load_1m=4.0),
             log=LogPosition(read_bytes=read, silent_s=at_s - written_s)
@@ -532,6 +546,7 @@ class _World:
             self._add(pid, "cpu", does.cpu_pct / 100)
             self._add(pid, "read", does.reads_per_s)
             self._add(pid, "file", does.maps_per_s)
+            self._add(pid, "load", does.loads_per_s)
             self._add(pid, "anon", does.grows_per_s)
             self._add(pid, "writes", does.writes)
             self._add(pid, "sleeps", does.sleeps)
@@ -598,6 +613,22 @@ class _World:
                 )
             by_pid[pid] = ProcessWaits(threads=(wait,))
         return Waits(by_pid=by_pid, locks=locks, locks_searched=True)
+
+    def weights(self, storage: str, *, first: bool) -> Weights:
+        names = [f"/models/m/model-{number:05}.safetensors" for number in range(SHARDS)]
+        held: dict[int, tuple[HeldFile, ...] | Missing] = {}
+        for name in self.ranks:
+            pid = self.pid(name)
+            number, part = divmod(int(self.sums[pid, "load"]), SHARD_BYTES)
+            held[pid] = ()
+            if self.sums[pid, "load"] and number < SHARDS:
+                held[pid] = (HeldFile(names[number], SHARD_BYTES, 0, part),)
+        checkpoint = Checkpoint(
+            directory="/models/m",
+            files=tuple(ShardFile(name, SHARD_BYTES) for name in names),
+            mount=Mount(point="/models", type=storage),
+        )
+        return Weights(checkpoint=checkpoint if first else None, held=held)
 
     def gpus(self, at_s: float) -> Gpus:
         cards: dict[int, Gpu | Missing] = {}

@@ -147,7 +147,17 @@ def test_three_times_as_slow_gets_the_same_phase_and_culprit(name, tmp_path):
 
 @pytest.mark.parametrize(
     "section",
-    ["processes", "stacks", "waits", "gpus", "host", "nccl_ras", "flight_recorder", "log"],
+    [
+        "processes",
+        "stacks",
+        "waits",
+        "weights",
+        "gpus",
+        "host",
+        "nccl_ras",
+        "flight_recorder",
+        "log",
+    ],
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_a_section_less_makes_no_verdict_surer(name, section):

@@ -21,11 +21,12 @@ from hangdoctor.collect import (
     procfs,
     stacks,
     waits,
+    weights,
 )
 from hangdoctor.collect.exits import Exits
 from hangdoctor.collect.look import Job, Look
 from hangdoctor.collect.worker import Worker, ask_all
-from hangdoctor.model import Gpus, Host, Missing, Processes, Snapshot, Stacks, Waits
+from hangdoctor.model import Gpus, Host, Missing, Processes, Snapshot, Stacks, Waits, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +52,9 @@ COLLECTORS: dict[str, Job] = {
     "waits": Job(
         read=waits.read, request=Look, reply=Waits | Missing, deadline_s=6.0, fills="waits"
     ),
+    "weights": Job(
+        read=weights.read, request=Look, reply=Weights | Missing, deadline_s=6.0, fills="weights"
+    ),
     "gpus": Job(read=gpus.read, request=Look, reply=Gpus | Missing, deadline_s=5.0, fills="gpus"),
     "host": Job(read=host.read, request=Look, reply=Host | Missing, deadline_s=2.0, fills="host"),
     "nccl_ras": nccl_ras.JOB,
@@ -58,7 +62,7 @@ COLLECTORS: dict[str, Job] = {
 }
 """What can be due, beside parts of sections."""
 
-_PARTS = {"files": "processes", "locks": "waits"}
+_PARTS = {"files": "processes", "locks": "waits", "checkpoint": "weights"}
 """What is a part of which section, on a beat of its own."""
 
 NEAR_ROOT = 3
@@ -122,14 +126,24 @@ class Observer:
         self._workers.clear()
         self._exits.close()
 
-    def take(self, due: frozenset[str], *, at_s: float, wall_s: float) -> Snapshot:
+    def take(
+        self,
+        due: frozenset[str],
+        *,
+        at_s: float,
+        wall_s: float,
+        model: str = "",
+        loaders: tuple[int, ...] = (),
+    ) -> Snapshot:
         """Ask the collectors that are due, all at once, and return what they say.
 
         Args:
-            due: names of COLLECTORS; "files", which brings "processes", and "locks", which brings
-                "waits".
+            due: names of COLLECTORS; "files", which brings "processes", "locks", which brings
+                "waits", and "checkpoint", which brings "weights".
             at_s: monotonic seconds since the recording began.
             wall_s: seconds since 1970.
+            model: as in Look.
+            loaders: as in Look.
 
         Returns:
             A snapshot whose other sections are None.
@@ -144,6 +158,9 @@ class Observer:
             locks="locks" in due,
             native=self._native,
             peek=self._peek,
+            checkpoint="checkpoint" in due,
+            model=model,
+            loaders=loaders,
         )
         asked = {name: self._worker(name) for name in COLLECTORS if name in names}
         # Nobody else shall see a thread in the moment in which it is stopped to be peeked at.

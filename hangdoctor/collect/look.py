@@ -21,6 +21,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         locks: search for the lock files that a process may poll for, too.
         native: native frames are wanted, at the price of stopping the target for a moment.
         peek: the registers of running threads are wanted, at the price of stops of microseconds.
+        checkpoint: look for the model's files, too.
+        model: path or name of the model, as the launch was told; "" where that is not known.
+        loaders: pids of the processes that may load weights.
     """
 
     proc: str = "/proc"
@@ -31,6 +34,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     locks: bool = False
     native: bool = False
     peek: bool = False
+    checkpoint: bool = False
+    model: str = ""
+    loaders: tuple[int, ...] = ()
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -123,6 +123,21 @@ class Wait(Table, frozen=True, kw_only=True):
     limit_note: str = ""
 
 
+class LoadStage(Table, frozen=True, kw_only=True):
+    """A part of the load that a stack shows.
+
+    Attributes:
+        title: what a rank does there, for people.
+        functions: names of functions, without their class: they are in a file of each method's own.
+        seen_in: as in Pattern.
+    """
+
+    id: Literal["post-processing"]
+    title: str
+    functions: tuple[str, ...]
+    seen_in: str
+
+
 class Role(Table, frozen=True, kw_only=True):
     """A kind of process of the launch.
 
@@ -228,6 +243,7 @@ class Engine(Table, frozen=True, kw_only=True):
     bars: tuple[Bar, ...] = ()
     signs: tuple[Sign, ...] = ()
     waits: tuple[Wait, ...] = ()
+    load_stages: tuple[LoadStage, ...] = ()
     compile_paths: tuple[str, ...] = ()
     compilers: tuple[Compiler, ...] = ()
 

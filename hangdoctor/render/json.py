@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hangdoctor import __version__
+from hangdoctor import __version__, engines
+from hangdoctor.loads import report
 from hangdoctor.model import Gpu, Installation, Missing
 from hangdoctor.waitgraph import links
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from hangdoctor.facts import Facts, RankFacts
     from hangdoctor.findings import Diagnosis, Finding
     from hangdoctor.gpus import Card
+    from hangdoctor.loads import RankLoad
 
 SCHEMA = 1
 
@@ -56,6 +58,7 @@ def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, Any]:
         "ranks": [_rank(rank, diagnosis) for rank in facts.ranks],
         "gpus": [_gpu(index, card, facts) for index, card in sorted(facts.cards.items())],
         "findings": [_finding(finding) for finding in diagnosis.findings],
+        "load": _load(facts),
         "waits": [msgspec.to_builtins(link) for link in links(facts)],
         "missing": [
             {
@@ -123,6 +126,40 @@ def _gpu(index: int, card: Card, facts: Facts) -> dict[str, Any]:
         "temperature_c": gpu.temperature_c,
         "slowed_by": gpu.slowed_by,
         "xids": gpu.xids,
+    }
+
+
+def _load(facts: Facts) -> dict[str, Any] | None:
+    """Return how the load of the weights stands; None where no rank loads."""
+    load = report(facts, engines.load(facts.engine)) if facts.engine in engines.names() else None
+    if load is None:
+        return None
+    return {
+        "directory": load.directory or None,
+        "storage": load.storage or None,
+        "total_bytes": load.total_bytes,
+        "files": load.files,
+        "cached_bytes": load.cached_bytes,
+        "bar": list(load.bar) if load.bar else None,
+        "slowest": load.slowest or None,
+        "ranks": [_rank_load(rank) for rank in load.ranks],
+    }
+
+
+def _rank_load(rank: RankLoad) -> dict[str, Any]:
+    now_s, least_s, most_s = rank.left_s or (None, None, None)
+    return {
+        "rank": rank.name,
+        "doing": rank.doing,
+        "read_bytes": rank.read_bytes,
+        "bytes_per_s": None if rank.pace is None else round(rank.pace.per_s),
+        "window_s": None if rank.pace is None else round(rank.pace.window_s, 1),
+        "left_s": None if now_s is None else round(now_s, 1),
+        "left_least_s": None if least_s is None else round(least_s, 1),
+        "left_most_s": None if most_s is None else round(most_s, 1),
+        "at_most": rank.at_most,
+        "nothing_for_s": None if rank.still_s is None else round(rank.still_s, 1),
+        "file": rank.file or None,
     }
 
 

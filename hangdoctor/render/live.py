@@ -23,6 +23,7 @@ from hangdoctor.model import Gpu, Missing, Struct
 from hangdoctor.render.json import engine_version
 from hangdoctor.render.text import clean, how_sure
 from hangdoctor.rules.case import waits_in
+from hangdoctor.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -118,19 +119,6 @@ def view(facts: Facts, diagnosis: Diagnosis, width: int, height: int) -> Group:
         line.no_wrap, line.overflow = True, "crop"
         line.truncate(width, overflow="crop")
     return Group(*lines)
-
-
-def duration(seconds: float) -> str:
-    """Write a time for people.
-
-    >>> duration(86.4), duration(1500), duration(12_000)
-    ('86 s', '25 min', '3 h 20')
-    """
-    if seconds < 1000:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f}"
 
 
 def _stacked(forms: dict[str, list[list[Text]]]) -> list[Text]:

@@ -19,6 +19,7 @@ from hangdoctor.rules import (
     machine,
     startup,
     waits,
+    weights,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     waits.all_ranks_in_same_wait,
     waits.all_ranks_wait_for_their_gpus,
     waits.all_ranks_stand_still,
+    weights.shard_stalled,
     waits.waiting_for_rank_behind_in_log,
     collectives.nccl_ranks_behind,
     collectives.nccl_ranks_diverged,
@@ -71,6 +73,7 @@ RULES: tuple[Rule, ...] = (
     device.gpu_memory_full,
     device.gpu_slowed,
     machine.machine_short,
+    weights.weights_loading,
     builds.compile_running,
     builds.build_stands_still,
     builds.descendant_busy,

@@ -18,6 +18,7 @@ from hangdoctor.facts import (
 )
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
 from hangdoctor.frames import first_place, place
+from hangdoctor.loads import patience_s, stalls
 from hangdoctor.logs.timeline import lacking
 from hangdoctor.model import FileLock, Missing, Struct
 from hangdoctor.waitgraph import WaitGraph, build
@@ -37,6 +38,21 @@ storage that is slow, which nothing here can see: three times as long."""
 STORAGE_FACTOR = 15.0
 """Loads from network file systems have paused for 100 s and more, and gone on: with the default,
 300 s."""
+LOCAL_STORAGE_FACTOR = 6.0
+"""Storage that is not known to be a network's, of whose pauses nothing is known: 120 s."""
+SURE_FACTOR = 7.5
+"""Before this nobody knows whether what sleeps will go on, however still it is: 150 s."""
+PIPE_WAITS = (
+    "wait_for_partner",
+    "fifo_open",
+    "anon_pipe_read",
+    "fifo_pipe_read",
+    "pipe_read",
+    "pipe_wait_readable",
+)
+"""Kernel functions in which a reader or writer of a pipe or FIFO sleeps, of several versions."""
+OPEN_WAITS = ("wait_for_partner", "fifo_open")
+"""In these a FIFO is opened, and nobody has its other end."""
 SHORT_WATCH_S = 10.0
 """A shorter look of our own counts where the log has been silent for long: `diagnose PID`."""
 
@@ -149,11 +165,13 @@ def judge(
     *,
     needed_s: float,
     waiters: tuple[RankFacts, ...] = (),
+    proven: bool = False,
 ) -> Finding:
     """Say `hung` with the finding, if everything that must be seen for it was seen.
 
     Otherwise the finding stays without a state, undecided, with what would decide it. Suspects must
-    be seen not to work, and waiters to stay where they wait.
+    be seen not to work, and waiters to stay where they wait. Confidence is high at once only where
+    it is `proven` that it cannot go on by itself, such as a deadlock; else after long stillness.
     """
     needs: list[str] = []
     if not case.still_enough(needed_s):
@@ -172,8 +190,13 @@ def judge(
             confidence=confidence,
             needs=(*finding.needs, *dict.fromkeys(needs)),
         )
-    if case.still_s is not None and case.still_s < needed_s:
-        finding = weaker(finding, "medium")  # a short look, and an old log
+    # A FIFO whose other end nobody has open does not come back, nor a lock without an owner.
+    proven = proven or (
+        bool(suspects) and all(rank.kernel in OPEN_WAITS or lock_is_dead(rank) for rank in suspects)
+    )
+    sure_s = SURE_FACTOR * case.stall_after_s
+    if case.still_s is not None and case.still_s < (needed_s if proven else max(needed_s, sure_s)):
+        finding = weaker(finding, "medium")  # a short look, and an old log; or it may go on
     if any((_is_busy(rank) and rank.runaway_s is None) or rank.helped_by for rank in suspects):
         finding = weaker(finding, "medium")  # it may be at work that shows nothing
     return msgspec.structs.replace(finding, state="hung")
@@ -190,6 +213,9 @@ def unseen_progress(case: Case, phase: Phase | None) -> list[str]:
         unseen = section == "log" and case.facts.lacks_log
         if unseen or case.facts.sections.get(section, ...) is not None:
             needs.append(f"a look at {_SECTION_NAMES[section]}, which could show progress")
+    weights = case.facts.sections.get("weights")
+    if phase == "weights" and isinstance(weights, Missing):
+        needs.append("a look at what the ranks read of the weights, which could show progress")
     if case.facts.tracks and "processes" in case.engine.phase(phase).progress:
         blind = [
             track.rank
@@ -205,6 +231,16 @@ def unseen_progress(case: Case, phase: Phase | None) -> list[str]:
             if isinstance(card.gpu, Missing)
         ]
     return needs
+
+
+def storage_patience_s(case: Case) -> float:
+    """Return how long the storage of the weights must be silent before that says anything."""
+    return patience_s(
+        case.facts.loading,
+        network_s=STORAGE_FACTOR * case.stall_after_s,
+        local_s=LOCAL_STORAGE_FACTOR * case.stall_after_s,
+        least_s=case.hung_after_s,
+    )
 
 
 def weaker(finding: Finding, limit: Confidence) -> Finding:
@@ -427,11 +463,13 @@ def _may_be_working(case: Case, rank: RankFacts, phase: Phase | None) -> list[st
     watched_s = case.still_s or 0.0  # what may be at work must be watched: no old log stands for it
     if rank.runaway_s is not None and rank.runaway_s >= case.stall_after_s / 2:
         return []
-    if rank.on_storage and watched_s < STORAGE_FACTOR * case.stall_after_s:
+    patient_s = storage_patience_s(case) if stalls(case.facts, rank) else None
+    patient_s = patient_s or STORAGE_FACTOR * case.stall_after_s
+    if rank.on_storage and watched_s < patient_s:
         return [
             (
                 f"{rank.name} waits for storage ({rank.on_storage}), which may still answer: "
-                f"{STORAGE_FACTOR * case.stall_after_s:.0f} s of it"
+                f"{patient_s:.0f} s of it"
             )
         ]
     if _may_wait_for_storage(rank) and watched_s < STORAGE_FACTOR * case.stall_after_s:

@@ -249,7 +249,7 @@ def rank_stopped(case: Case) -> Iterator[Finding]:
             continue
         # A process in state T cannot be at work in secret: stillness of half the time is enough.
         suspects = (stopped_rank,) if stopped_rank else ()
-        yield judge(case, suspects, finding, needed_s=case.stall_after_s)
+        yield judge(case, suspects, finding, needed_s=case.stall_after_s, proven=True)
 
 
 def death_of(case: Case, track: Track | None, name: str, *, told: int | None = None) -> Death:

@@ -117,7 +117,7 @@ def exception_in_rank(case: Case) -> Iterator[Finding]:
         ),
         advice=("read that traceback first", "the launch cannot come up any more: end it"),
     )
-    yield judge(case, (), finding, needed_s=case.stall_after_s / 2)
+    yield judge(case, (), finding, needed_s=case.stall_after_s / 2, proven=True)
 
 
 def launcher_waits_for_ranks(case: Case) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from hangdoctor.frames import place, same_shape
 from hangdoctor.logs.timeline import lacking
 from hangdoctor.model import Missing
 from hangdoctor.rules.case import (
+    PIPE_WAITS,
     STORAGE_FACTOR,
     SYMMETRIC_FACTOR,
     besides,
@@ -239,7 +240,10 @@ def threads_wait_in_a_circle(case: Case) -> Iterator[Finding]:
         )
         # Who waits in such a circle cannot be at work in secret: stillness of half the time is
         # enough.
-        yield judge(case, (rank,), finding, needed_s=case.stall_after_s) if main else finding
+        if main:
+            yield judge(case, (rank,), finding, needed_s=case.stall_after_s, proven=True)
+        else:
+            yield finding
 
 
 def threads_wait_for_locks(case: Case) -> Iterator[Finding]:
@@ -553,7 +557,7 @@ def ranks_diverged(case: Case) -> Iterator[Finding]:
         return
     # In step, ranks pass each other in a collective for moments; never for as long as this.
     needed_s = SYMMETRIC_FACTOR * case.stall_after_s if joining else case.hung_after_s
-    yield judge(case, tuple(settled), finding, needed_s=needed_s)
+    yield judge(case, tuple(settled), finding, needed_s=needed_s, proven=not joining)
 
 
 def waiting_for_other_node(case: Case) -> Iterator[Finding]:
@@ -760,7 +764,7 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
     )
     # A pipe without anybody at its other end does not come back, nor a lock without an owner; other
     # silence may be storage's.
-    known = single or all(rank.kernel in _PIPE_WAITS or lock_is_dead(rank) for rank in still)
+    known = single or all(rank.kernel in PIPE_WAITS or lock_is_dead(rank) for rank in still)
     needed_s = case.hung_after_s if known else SYMMETRIC_FACTOR * case.stall_after_s
     yield judge(case, tuple(still), finding, needed_s=needed_s)
 
@@ -816,17 +820,6 @@ def _waited_s(rank: RankFacts) -> float:
     if rank.settled_s is None:
         return 0.0
     return min(rank.settled_s, rank.held_s if rank.held_s is not None else rank.settled_s)
-
-
-_PIPE_WAITS = (
-    "wait_for_partner",
-    "fifo_open",
-    "anon_pipe_read",
-    "fifo_pipe_read",
-    "pipe_read",
-    "pipe_wait_readable",
-)
-"""Kernel functions in which a reader or writer of a pipe or FIFO sleeps, of several versions."""
 
 
 def _is_at(rank: RankFacts) -> str:

@@ -294,7 +294,15 @@ def scale_time(recording: Recording, factor: float, into: Path) -> Recording:
 def drop_section(
     recording: Recording,
     section: Literal[
-        "processes", "stacks", "waits", "gpus", "host", "nccl_ras", "flight_recorder", "log"
+        "processes",
+        "stacks",
+        "waits",
+        "weights",
+        "gpus",
+        "host",
+        "nccl_ras",
+        "flight_recorder",
+        "log",
     ],
 ) -> Recording:
     """Replace a section, wherever it was observed, by Missing(permission)."""

@@ -85,7 +85,7 @@ def test_a_hung_launch_in_a_small_terminal():
     lines = shown(load(HUNG), 80, 24)
     assert "\n".join(lines) == (
         """\
-HUNG in weights: TP1                                             confidence high
+HUNG in weights: TP1                                           confidence medium
   TP0 waits in post-load barrier for TP1, which is at ModelRunner.initialize
   (model_runner.py:702)
   nothing moved for 86 s, watched for 158 s, log silent for 87 s, sglang

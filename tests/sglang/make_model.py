@@ -1,6 +1,8 @@
 """Write a tiny random DeepseekV2 in three safetensors shards; runs in the SGLang environment.
 
-python make_model.py DIRECTORY
+python make_model.py DIRECTORY [large]
+
+The large one has 60 MB: it can be read slowly, and still be seen to come.
 """
 
 import json
@@ -15,7 +17,7 @@ SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|pad|>")
 VOCAB_SIZE = 320
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, *, large: bool) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = _write_tokenizer(directory)
     ids = {"bos_token_id": vocabulary["<|bos|>"], "eos_token_id": vocabulary["<|eos|>"]}
@@ -51,10 +53,10 @@ def main(directory: Path) -> None:
         "qk_nope_head_dim": 16,
         "qk_rope_head_dim": 16,
         "v_head_dim": 16,
-        "n_routed_experts": 4,
+        "n_routed_experts": 16 if large else 4,
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
+        "moe_intermediate_size": 1024 if large else 32,
         "first_k_dense_replace": 1,
         "moe_layer_freq": 1,
         "n_group": 1,
@@ -71,7 +73,7 @@ def main(directory: Path) -> None:
     model = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(directory), torch_dtype=torch.float32
     )
-    model.save_pretrained(directory, max_shard_size="500KB")
+    model.save_pretrained(directory, max_shard_size="8MB" if large else "500KB")
     # save_pretrained rewrites the config its own way; SGLang gets the one above.
     _write(directory / "config.json", config)
     _write(directory / "generation_config.json", ids)
@@ -104,4 +106,4 @@ def _write(path: Path, value: object) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), large="large" in sys.argv[2:])

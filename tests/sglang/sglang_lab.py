@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 STUBS = HERE / "stubs"
+SLOW_FILES = HERE.parent / "programs" / "slow_files.py"
 ENVIRONMENT_VARIABLE = "HANGDOCTOR_SGLANG_ENV"
 READY = r"The server is fired up and ready to roll!"
 
@@ -54,6 +55,8 @@ class Variant:
         weights: read the three shards instead of making weights up.
         stalled_shard: "open" replaces the second shard by a FIFO without a writer, "read" by one
             with a writer that never writes.
+        slow_storage: the model is a large one, and lies on a FUSE file system that delivers at the
+            rate which `Launched.rate_path` holds; needs root and /dev/fuse.
     """
 
     patch: str | None = None
@@ -61,6 +64,7 @@ class Variant:
     environment: dict[str, str | None] = field(default_factory=dict)
     weights: bool = False
     stalled_shard: str | None = None
+    slow_storage: bool = False
 
 
 VARIANTS = {
@@ -88,6 +92,15 @@ VARIANTS = {
     ),
     # After the memory pool: SGLang's own test hook sleeps.
     "scheduler-init-stuck": Variant(environment={"SGLANG_TEST_STUCK_SCHEDULER_INIT": "100000"}),
+    # Weights from slow storage: mapped, and read.
+    "slow-storage": Variant(weights=True, slow_storage=True),
+    "slow-storage-read": Variant(
+        weights=True, slow_storage=True, arguments=("--weight-loader-disable-mmap",)
+    ),
+    # TP1 sleeps, and goes on: before its load, before the rendezvous, before its imports.
+    "late-load": Variant(environment={"SGLANG_LAB_PAUSE": "load:1:120"}),
+    "late-rendezvous": Variant(environment={"SGLANG_LAB_PAUSE": "rendezvous:1:120"}),
+    "late-start": Variant(environment={"SGLANG_LAB_PAUSE": "start:1:40"}),
     # A graph phase with a real compiler: slow and silent, then ready.
     "compile": Variant(
         arguments=("--enable-torch-compile", "--torch-compile-max-bs", "1"),
@@ -103,10 +116,15 @@ class Environment:
     Attributes:
         root: of the virtual environment; read-only for tests.
         model: directory of the tiny model, three shards; read-only too.
+        large_model: the same of 60 MB, made when it is first asked for.
     """
 
     root: Path
     model: Path
+
+    @property
+    def large_model(self) -> Path:
+        return _made_model(_cache(), self.root, "large")
 
     @property
     def python(self) -> Path:
@@ -130,6 +148,7 @@ class Launched:
         package_dir: the directory that its `sglang` package is imported from.
         command: as it was started.
         environment: of the launcher, whole.
+        rate_path: see tests/programs/slow_files.py; of a launch from slow storage.
     """
 
     process: subprocess.Popen[bytes]
@@ -139,6 +158,7 @@ class Launched:
     package_dir: Path
     command: tuple[str, ...]
     environment: dict[str, str]
+    rate_path: Path
 
     @property
     def pid(self) -> int:
@@ -251,6 +271,12 @@ class Lab:
         """
         command, environment, port = self.prepare(variant, extra_args=extra_args, tp=tp)
         scratch = self._scratch[-1]
+        rate_path = scratch / "rate"
+        if VARIANTS[variant].slow_storage:
+            rate_path.touch()
+            source = self.environment.large_model
+            mounted = (sys.executable, SLOW_FILES, source, scratch / "model", rate_path)
+            before = (*before, *map(str, mounted))
         log_path = self._directory / f"{variant}-{port}.log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(
@@ -272,6 +298,7 @@ class Lab:
             package_dir=scratch / "packages" / "sglang",
             command=command,
             environment=environment,
+            rate_path=rate_path,
         )
         self._launches.append(launched)
         return launched
@@ -287,6 +314,9 @@ class Lab:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _model(self, scratch: Path, recipe: Variant) -> Path:
+        if recipe.slow_storage:
+            (scratch / "model").mkdir()
+            return scratch / "model"
         if recipe.stalled_shard is None:
             return self.environment.model
         model = scratch / "model"
@@ -365,12 +395,17 @@ def environment() -> Environment:
     Raises:
         RuntimeError: it cannot be installed; with the output of pip.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hangdoctor"
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = _cache()
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         root = _existing() or _installed(cache)
         return Environment(root=root, model=_made_model(cache, root))
+
+
+def _cache() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hangdoctor"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
 
 
 def _existing() -> Path | None:
@@ -398,12 +433,12 @@ def _installed(cache: Path) -> Path:
     return root
 
 
-def _made_model(cache: Path, root: Path) -> Path:
-    model = cache / f"tiny-deepseek-v2-{_hash([(HERE / 'make_model.py').read_bytes()])}"
+def _made_model(cache: Path, root: Path, size: str = "tiny") -> Path:
+    model = cache / f"{size}-deepseek-v2-{_hash([(HERE / 'make_model.py').read_bytes()])}"
     if not model.exists():
         unfinished = model.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        _run([str(root / "bin" / "python"), str(HERE / "make_model.py"), str(unfinished)])
+        _run([str(root / "bin" / "python"), str(HERE / "make_model.py"), str(unfinished), size])
         unfinished.rename(model)
     return model
 

@@ -1,12 +1,16 @@
 """Runs in every Python of a launch, spawned children too: three repairs of SGLang 0.5.9 on the CPU.
 
 None of them is needed on a GPU, and none touches what the tests are about. Each is applied when its
-module has been imported.
+module has been imported. SGLANG_LAB_PAUSE ("load:1:120") makes one rank sleep for so many seconds,
+at the start of its process, before it joins the rendezvous, or before it loads, and go on then.
 """
 
+import functools
 import importlib.abc
 import importlib.util
+import os
 import sys
+import time
 
 
 def _absorbed_attention(module):
@@ -25,7 +29,34 @@ def _graph_fill_value(module):
     module.TorchNativeAttnBackend.get_graph_seq_len_fill_value = lambda _self: 1
 
 
+def _paused(owner, name, rank_of):
+    _, rank, seconds = os.environ["SGLANG_LAB_PAUSE"].split(":")
+    run = getattr(owner, name)
+
+    @functools.wraps(run)
+    def pausing(*args, **kwargs):
+        if str(rank_of(args, kwargs)) == rank:
+            time.sleep(float(seconds))
+        return run(*args, **kwargs)
+
+    setattr(owner, name, pausing)
+
+
+def _pausing_runner(module):
+    name = {"load": "load_model", "rendezvous": "init_torch_distributed"}.get(_PAUSE)
+    if name:
+        _paused(module.ModelRunner, name, lambda args, _: args[0].tp_rank)
+
+
+def _pausing_process(module):
+    if _PAUSE == "start":
+        _paused(module, "run_scheduler_process", lambda args, _: args[3])
+
+
+_PAUSE = os.environ.get("SGLANG_LAB_PAUSE", "").partition(":")[0]
 _REPAIRS = {
+    "sglang.srt.model_executor.model_runner": _pausing_runner,
+    "sglang.srt.managers.scheduler": _pausing_process,
     "sglang.srt.models.deepseek_common.attention_backend_handler": _absorbed_attention,
     "sglang.srt.model_executor.cpu_graph_runner": _no_fake_ops,
     "sglang.srt.layers.attention.torch_native_backend": _graph_fill_value,
