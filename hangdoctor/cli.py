@@ -514,6 +514,104 @@ def diff_logs(
     )
 
 
+patch_app = typer.Typer(
+    no_args_is_help=True,
+    help="Put a hidden-state patch into SGLang's deepseek_v2.py, take it out, check what it wrote.",
+    epilog="Example: hangdoctor patch apply hs-dump-v2 --python $(which python)",
+)
+app.add_typer(patch_app, name="patch")
+
+PatchName = Annotated[str, typer.Argument(metavar="NAME", help="hs-dump-v1 or hs-dump-v2.")]
+ModelFile = Annotated[
+    Path | None, typer.Argument(metavar="[PATH]", help="The file, or a folder that has it.")
+]
+OfEnvironment = Annotated[
+    Path | None,
+    typer.Option("--python", metavar="ENV", help="Of an interpreter or virtual environment."),
+]
+OfServer = Annotated[
+    int | None, typer.Option("--pid", metavar="PID", min=1, help="Of a server that runs.")
+]
+
+
+@patch_app.command("list")
+def patch_list() -> None:
+    """List the patches, a line each."""
+    from hangdoctor.commands.patch import listing
+
+    put(listing())
+
+
+@patch_app.command("show")
+def patch_show(name: PatchName) -> None:
+    """Say what a patch adds, what it leaves alone, and what follows from it.
+
+    Example: hangdoctor patch show hs-dump-v2
+    """
+    from hangdoctor.commands.patch import show
+
+    put(show(name))
+
+
+@patch_app.command("apply")
+def patch_apply(
+    name: PatchName,
+    path: ModelFile = None,
+    *,
+    python: OfEnvironment = None,
+    pid: OfServer = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the diff, write nothing.")] = (
+        False
+    ),
+) -> None:
+    """Put a patch into a model file, with the dump module beside it. Twice is once.
+
+    The original is kept beside it, for `patch revert`. Refused (2), with nothing changed, where the
+    file is none of SGLang's, has another patch, or is built differently: the anchor is named.
+
+    Example: hangdoctor patch apply hs-dump-v2 --python $(which python)
+    """
+    from hangdoctor.commands.patch import apply, find
+
+    put(apply(name, find(path, python, pid), dry_run=dry_run))
+
+
+@patch_app.command("revert")
+def patch_revert(
+    path: ModelFile = None, *, python: OfEnvironment = None, pid: OfServer = None
+) -> None:
+    """Take a patch out of a model file again, byte for byte.
+
+    Refused (2) where the file was changed since: nothing of yours is lost.
+
+    Example: hangdoctor patch revert --python $(which python)
+    """
+    from hangdoctor.commands.patch import find, revert
+
+    put(revert(find(path, python, pid)))
+
+
+@patch_app.command("verify-dumps")
+def patch_verify_dumps(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What SGLANG_HS_DUMP_DIR named.")
+    ],
+    format: Format = "text",  # noqa: A002  # the option's name
+) -> None:
+    """Read the files that a patched server wrote, and say what is off.
+
+    Exit code 0: all right; 1: a file is cut off or holds NaN, a layer or a batch is missing, two
+    ranks write.
+
+    Example: hangdoctor patch verify-dumps /dev/shm/hs
+    """
+    from hangdoctor.commands.patch import verify_dumps
+
+    text, code = verify_dumps(directory, format)
+    put(text)
+    _exit(code, starting=0)
+
+
 @app.command()
 def explain(
     rule: Annotated[

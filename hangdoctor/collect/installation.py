@@ -13,6 +13,7 @@ import csv
 import hashlib
 import os
 import re
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,6 +25,7 @@ from hangdoctor.collect import procfs
 from hangdoctor.collect.look import Job
 from hangdoctor.collect.permissions import refused
 from hangdoctor.collect.worker import ask_once
+from hangdoctor.errors import InputError
 from hangdoctor.model import Installation, Missing, ProcessStacks, SourceFile, Stacks
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ IMPORTED_WITHIN_S = 60.0
 """A process may still import what changes soon after its start: 4 to 20 s were measured."""
 
 _DEADLINE_S = 20.0
+_FIND = (
+    "import importlib.util as u, sys; s = u.find_spec(sys.argv[1]); "
+    "print(next(iter(s.submodule_search_locations or ()), '') if s else '')"
+)
 _MOST_LINKS = 40  # as the kernel has it
 _VERSION = re.compile(r"""^__version__\s*=\s*(?:version\s*=\s*)?['"]([^'"]+)['"]""", re.MULTILINE)
 _METADATA_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
@@ -89,6 +95,37 @@ def find_installation(
     )
     answer: Installation | Missing = ask_once("installation", JOB, look)
     return answer
+
+
+def find_package(package: str, python: Path) -> Path:
+    """Return the folder of a package in an environment; nothing of the package is imported.
+
+    Args:
+        package: its name.
+        python: an interpreter, or the folder of a virtual environment.
+
+    Raises:
+        InputError: there is no such interpreter, or no such package in its environment.
+    """
+    inside = [python / "bin" / name for name in ("python", "python3")] if python.is_dir() else []
+    program = next((each for each in inside if each.exists()), python)
+    hint = "an environment's python, such as $(which python)"
+    try:
+        done = subprocess.run(
+            [program, "-I", "-c", _FIND, package],
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = getattr(error, "strerror", None) or f"no answer in {_DEADLINE_S:g} s"
+        raise InputError(f"{program} cannot be run: {why}", hint=hint) from error
+    found = done.stdout.strip()
+    if done.returncode or not found:
+        raise InputError(f"there is no {package} in the environment of {program}", hint=hint)
+    return Path(found)
 
 
 def read(look: InstallationLook) -> Installation | Missing:
