@@ -146,6 +146,9 @@ def check_command(words):
         return
     assert words[0] in CLI.commands, f"there is no command {words[0]!r}: {words}"
     command = CLI.commands[words[0]]
+    if hasattr(command, "commands"):
+        assert words[1] in command.commands, f"there is no command {words[:2]}"
+        command = command.commands[words[1]]
     known = {option for parameter in command.params for option in parameter.opts}
     known |= {option for parameter in command.params for option in parameter.secondary_opts}
     known.add("--help")
