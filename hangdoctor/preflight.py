@@ -32,6 +32,7 @@ JUDGED = (
     "all-ranks-in-same-wait",
     "all-ranks-wait-for-their-gpus",
     "all-ranks-stand-still",
+    "shard-stalled",
     "nccl-ranks-behind",
     "flight-recorder-ranks-behind",
     "flight-recorder-ranks-diverged",
@@ -53,6 +54,16 @@ ON_STACKS = (
     "warmup-request-unanswered",
 )
 """The rules that rest on a stack."""
+
+ON_GPUS = (
+    "gpu-spinning",
+    "gpu-lost",
+    "gpu-shared",
+    "gpu-memory-full",
+    "gpu-slowed",
+    "driver-does-not-answer",
+)
+"""The rules that rest on NVML."""
 
 CAPABILITIES = {2: "DAC_READ_SEARCH", 19: "SYS_PTRACE", 21: "SYS_ADMIN", 34: "SYSLOG"}
 """Those that decide what can be seen, by their number (linux/capability.h)."""
@@ -280,7 +291,13 @@ def _log(log: str | Missing, here: _Here) -> Source:
         "nothing is called hung; ready only by the stacks; phases between the stacks and bars are "
         "not told"
     )
-    loses = ("waiting-for-rank-behind-in-log", "log-stops", "wait-given-up", "exception-in-rank")
+    loses = (
+        "waiting-for-rank-behind-in-log",
+        "log-stops",
+        "wait-given-up",
+        "exception-in-rank",
+        "weights-loading",  # where only the log tells the model's path
+    )
     undecided = tuple(rule for rule in JUDGED if rule not in loses)
     if isinstance(log, str):
         return Source(
@@ -329,7 +346,7 @@ def _gpus(
         else:
             ways = tuple(way.replace("NAME", here.name) for way in _GPU_WAYS[here.kind])
     return Source(
-        id="gpus", title="GPUs", state=state, main=there, seen=seen, loses=("gpu-spinning",),
+        id="gpus", title="GPUs", state=state, main=there, seen=seen, loses=ON_GPUS,
         undecided=JUDGED, cost=cost, ways=ways,
     )  # fmt: skip
 
