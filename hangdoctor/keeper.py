@@ -184,17 +184,20 @@ class _Keeper:
     def end(self) -> None:
         """End the command and all that it started, and remove the directory."""
         until_s = time.monotonic() + self._grace_s
-        told_command = told_others = False
+        told_command = False
+        told: set[tuple[int, int]] = set()
         while self._reap() and time.monotonic() < until_s:
             if self._status is None and not told_command:
                 send(self._pid, self._start_ticks, signal.SIGTERM)
                 told_command = True
-            elif self._status is not None and not told_others:
+            elif self._status is not None:
                 # A wrapper such as a shell does not pass it on, and a server that dies at it
-                # leaves its children: they get their own time to end.
+                # leaves its children: they get their own time to end, also those that were born
+                # while others were told.
                 for pid, stat in self._below().items():
-                    send(pid, stat.start_ticks, signal.SIGTERM)
-                told_others = True
+                    if (pid, stat.start_ticks) not in told:
+                        told.add((pid, stat.start_ticks))
+                        send(pid, stat.start_ticks, signal.SIGTERM)
             for order in self._listen(_PAUSE_S):
                 if "end" in order:  # a second Ctrl-C
                     until_s = min(until_s, time.monotonic() + float(order["end"]))

@@ -44,7 +44,8 @@ def server(answers, port):
 
 def running(port):
     """Return what was started with this port in its command line."""
-    return [each for each in psutil.process_iter(["cmdline"]) if str(port) in each.info["cmdline"]]
+    everybody = psutil.process_iter(["cmdline"])
+    return [each for each in everybody if str(port) in (each.info["cmdline"] or ())]
 
 
 def test_a_good_server_passes_past_any_proxy_and_nothing_is_left(port, tmp_path):

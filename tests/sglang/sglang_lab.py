@@ -241,6 +241,8 @@ class Lab:
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "HF_HUB_OFFLINE": "1",
+            # PyTorch may come with NCCL, which SGLang would then use on the CPU too, and fail.
+            "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
             "NO_PROXY": "127.0.0.1,localhost",
             "no_proxy": "127.0.0.1,localhost",
             "SGLANG_USE_CPU_ENGINE": "1",
