@@ -312,15 +312,39 @@ def see_waits(track: Track, waits: ProcessWaits | Missing, at_s: float) -> Track
 def _awake(track: Track, waits: ProcessWaits) -> tuple[ThreadWait, ...]:
     """Return the waits for Python's lock that one look has missed.
 
-    Who waits for it wakes every 5 ms, and then runs, or waits for a CPU. One that got the lock and
-    goes on is missed twice.
+    Who waits for it wakes every 5 ms, and then runs, or waits for a CPU: on a machine with more to
+    do than CPUs in look after look. One that got the lock and goes on is missed twice as well, but
+    gets it only from a holder that goes on too.
     """
-    seen = {wait.tid for wait in waits.threads} | track.awake
+    seen = {wait.tid for wait in waits.threads}
+    if not _keeps_gil(track, waits):
+        seen |= track.awake
     there = {thread.tid for thread in track.process.threads}
     return tuple(
         wait
         for wait in (track.waits.threads if track.waits else ())
         if wait.futex == "gil" and wait.tid not in seen and wait.tid in there
+    )
+
+
+def _keeps_gil(track: Track, waits: ProcessWaits) -> bool:
+    """Tell whether the thread that held Python's lock cannot have let go of it since.
+
+    It was in its wait when the dump showed it as holder, and has not gone to sleep anew.
+    """
+    holder = track.gil_tid
+    since_s = track.blocked_since.get(holder) if holder is not None else None
+    if since_s is None or track.stack_at_s is None or since_s >= track.stack_at_s:
+        return False
+    before, now = (
+        next((wait for wait in each.threads if wait.tid == holder), None) if each else None
+        for each in (track.waits, waits)
+    )
+    return (
+        before is not None
+        and now is not None
+        and None not in (before.switches, now.switches)
+        and same_wait(before, now)
     )
 
 

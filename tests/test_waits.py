@@ -9,11 +9,20 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 import restricted
 
-from hangdoctor.model import Process, ProcessWaits, Thread, ThreadWait
-from hangdoctor.tracks import see_process, see_waits
+from hangdoctor.model import (
+    Frame,
+    Process,
+    ProcessStacks,
+    ProcessWaits,
+    Thread,
+    ThreadStack,
+    ThreadWait,
+)
+from hangdoctor.tracks import see_process, see_stacks, see_waits
 
 LIMIT_S = 120
 
@@ -132,6 +141,26 @@ def test_one_look_that_finds_a_waiter_for_the_gil_awake_does_not_begin_its_wait_
     for at_s in (5.0, 6.0):  # it has the lock, and goes on
         track = see_waits(track, awake, at_s)
     assert track.blocked_since == {}
+
+
+def test_a_waiter_for_the_gil_waits_on_while_the_holder_has_not_moved_from_its_wait():
+    process = Process(
+        pid=7, ppid=1, start_ticks=0, title="", comm="", state="S", cpu_s=0.0,
+        threads=(Thread(7, "main", "S", 0.0), Thread(8, "owner", "S", 0.0)),
+    )  # fmt: skip
+    frames = (Frame(function="f", path="/a.py", line=3),)
+    main = ThreadStack(name="MainThread", frames=frames, tid=7, owns_gil=True)
+    mutex = ThreadWait(tid=7, call="futex", line="202 0x90", futex="mutex", owner_tid=8, switches=3)
+    waiter = ThreadWait(tid=8, call="futex", line="202 0x1b4", futex="gil", timed=True)
+    track = see_process(None, process, 0.0)
+    track = see_waits(track, ProcessWaits(threads=(mutex, waiter)), 0.0)
+    track = see_stacks(track, ProcessStacks(threads=(main,)), 1.0, ())
+    awake = ProcessWaits(threads=(mutex,))
+    for at_s in (1.0, 2.0, 3.0, 4.0):  # it waits for a CPU
+        track = see_waits(track, awake, at_s)
+        assert track.blocked_since == {7: 0.0, 8: 0.0}
+    slept_anew = ProcessWaits(threads=(msgspec.structs.replace(mutex, switches=4),))
+    assert see_waits(track, slept_anew, 5.0).blocked_since == {7: 5.0}
 
 
 def test_threads_that_take_turns_are_no_circle(program):
