@@ -86,7 +86,10 @@ def apply(name: str, path: Path, *, dry_run: bool) -> str:
         )  # fmt: skip
     lines = [f"{name} {'is in' if patched.already else 'put into'} {path}"
              + (" already" if patched.already else "")]  # fmt: skip
-    lines += [f"  line {part.line}, {part.where}: {_first(part.text)}" for part in patched.added]
+    lines += [
+        f"  line {part.line}, {part.where or 'at the top'}: {_first(part.text)}"
+        for part in patched.added
+    ]
     lines += [
         f"  beside it: {', '.join(name for name, _ in patched.companions)}"
         + (f"; the original: {applied.backup.name}" if applied.backup else ""),

@@ -292,7 +292,7 @@ class Writer:
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         with self._lock:
             self._number += 1
-            full = self._pending and self._pending_bytes + size > PENDING_LIMIT_BYTES
+            full = bool(self._pending) and self._pending_bytes + size > PENDING_LIMIT_BYTES
             if full:
                 self._lost += 1
             else:

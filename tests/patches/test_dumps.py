@@ -169,3 +169,19 @@ def test_the_command_ends_with_0_1_and_2(tmp_path):
     document = json.loads(done.stdout)
     assert (done.returncode, document["all_right"]) == (1, False)
     assert verify(tmp_path / "none").returncode == 2
+
+
+class Indices:
+    def tolist(self):
+        return [3]
+
+
+def test_the_first_batch_of_a_writer_is_neither_lost_nor_called_slow(tmp_path):
+    writer = module.Writer(str(tmp_path / "new"), "hs-dp0-pp0-1-a")
+    writer.put({}, {"format": module.FORMAT}, ([2], [0], Indices()), None)
+    path = tmp_path / "new" / "hs-dp0-pp0-1-a-00000001.safetensors"
+    while not path.exists():
+        os.sched_yield()
+    assert writer._said == set()
+    (file,) = read_dumps(path.parent).files
+    assert (file.tokens, file.requests) == (2, 1)
