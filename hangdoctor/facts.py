@@ -36,6 +36,7 @@ from hangdoctor.launches import Sizes, expected_count, expected_ranks, rank_orde
 from hangdoctor.logs.parse import LogLine, ParserState, finish, parse
 from hangdoctor.logs.timeline import RankLog, Timeline, advance, phase_of
 from hangdoctor.model import (
+    SECTIONS,
     FileLock,
     FlightRecorder,
     Frame,
@@ -477,17 +478,7 @@ def _movers(facts: Facts) -> list[Track]:
 
 def _sections(snapshot: Snapshot) -> dict[str, Missing | None]:
     found: dict[str, Missing | None] = {}
-    for name in (
-        "processes",
-        "stacks",
-        "waits",
-        "weights",
-        "gpus",
-        "host",
-        "nccl_ras",
-        "flight_recorder",
-        "log",
-    ):
+    for name in SECTIONS:
         section = getattr(snapshot, name)
         if section is not None:
             found[name] = section if isinstance(section, Missing) else None

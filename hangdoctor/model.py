@@ -729,6 +729,20 @@ class LogPosition(Struct, frozen=True, tag="log"):
     ended: bool = False
 
 
+SECTIONS = (
+    "processes",
+    "stacks",
+    "waits",
+    "weights",
+    "gpus",
+    "host",
+    "nccl_ras",
+    "flight_recorder",
+    "log",
+)
+"""What a snapshot is made of, by the names of its fields."""
+
+
 class Snapshot(Struct, frozen=True):
     """All that was seen at one moment.
 
@@ -736,7 +750,7 @@ class Snapshot(Struct, frozen=True):
         at_s: monotonic seconds since the recording began.
         wall_s: seconds since 1970.
         took_s: what each collector cost, in seconds.
-        processes, stacks, waits, weights, gpus, host, nccl_ras, flight_recorder, log: the sections.
+        processes, ..., log: the sections, see SECTIONS.
             `None` means not due this time, which is not `Missing`: it says nothing.
     """
 

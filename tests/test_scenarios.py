@@ -14,7 +14,7 @@ from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, derive, step
 from hangdoctor.findings import weakest
 from hangdoctor.frames import call_path, shape
-from hangdoctor.model import FileLock, Frame, Holder, Missing, Stacks
+from hangdoctor.model import SECTIONS, FileLock, Frame, Holder, Missing, Stacks
 from hangdoctor.recording import bare_log, load
 from hangdoctor.render.text import to_text
 
@@ -50,7 +50,7 @@ def _less_evidence_makes_no_verdict_surer(monkeypatch):
         if len(recording.snapshots) > MANY_LOOKS:
             continue  # it takes its time, and the short ones show as much
         full = verdict(recording)
-        for section in ("stacks", "waits", "gpus", "host", "nccl_ras", "flight_recorder", "log"):
+        for section in set(SECTIONS) - {"processes"}:
             if section != "log" and all(getattr(x, section) is None for x in recording.snapshots):
                 continue
             less = verdict(transform.drop_section(recording, section))

@@ -12,6 +12,7 @@ from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, derive, step
 from hangdoctor.logs.timeline import phase_durations
+from hangdoctor.model import SECTIONS
 from hangdoctor.recording import load
 
 CASES = Path(__file__).parent / "recordings"
@@ -145,20 +146,7 @@ def test_three_times_as_slow_gets_the_same_phase_and_culprit(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        "processes",
-        "stacks",
-        "waits",
-        "weights",
-        "gpus",
-        "host",
-        "nccl_ras",
-        "flight_recorder",
-        "log",
-    ],
-)
+@pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_section_less_makes_no_verdict_surer(name, section):
     recording = load(CASES / name)
