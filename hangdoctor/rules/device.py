@@ -14,6 +14,7 @@ from hangdoctor.waitgraph import SPIN_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hangdoctor.findings import Confidence
     from hangdoctor.rules.case import Case
 
 
@@ -71,15 +72,15 @@ def gpu_lost(case: Case) -> Iterator[Finding]:
         if card.reading != "lost" or not isinstance(card.gpu, Missing):
             continue
         ranks = _ranks_on(case, index)
-        yield Finding(
-            rule="gpu-lost",
-            verdict="found",
-            title=f"GPU {index} is lost"
-            + (f", on which {enumerate_names(ranks)} ran" if ranks else ""),
-            ranks=tuple(ranks),
+        on = f", on which {enumerate_names(ranks)} ran" if ranks else ""
+        yield _reading(
+            case,
+            "gpu-lost",
+            f"GPU {index} is lost{on}",
+            ranks=ranks,
             confidence="medium",
-            because=(Evidence(text=card.gpu.detail, at_s=case.facts.at_s),),
-            advice=(card.gpu.hint,),
+            seen=[card.gpu.detail],
+            advice=card.gpu.hint,
         )
 
 
@@ -95,20 +96,21 @@ def driver_does_not_answer(case: Case) -> Iterator[Finding]:
     missing = case.facts.sections.get("gpus")
     if missing is None or missing.reason != "timeout":
         return
-    yield Finding(
-        rule="driver-does-not-answer",
-        verdict="found",
-        title="the GPU driver does not answer",
+    yield _reading(
+        case,
+        "driver-does-not-answer",
+        "the GPU driver does not answer",
+        ranks=[],
         confidence="medium",
-        because=(Evidence(text=f"NVML: {missing.detail}", at_s=case.facts.at_s),),
-        advice=("dmesg | grep -i -e nvrm -e xid; start no nvidia-smi beside it, it may hang too",),
+        seen=[f"NVML: {missing.detail}"],
+        advice="dmesg | grep -i -e nvrm -e xid; start no nvidia-smi beside it, it may hang too",
     )
 
 
 def gpu_memory_full(case: Case) -> Iterator[Finding]:
     """A card of the launch has no memory left.
 
-    What it sees: less than 256 MiB free on a card on which a rank runs, before the launch is ready.
+    What it sees: less than 256 MiB free on a card on which a rank runs.
     Why it matters: an allocation that fails ends the rank, or makes it try again after it has
     emptied its caches, which is slow; with managed memory it thrashes.
     What to do: look for who else holds memory on the card; a smaller --mem-fraction-static.
@@ -117,21 +119,16 @@ def gpu_memory_full(case: Case) -> Iterator[Finding]:
         ranks = _ranks_on(case, index)
         if not ranks or not gpus.is_full(card) or not isinstance(card.gpu, Gpu):
             continue
-        free = (card.gpu.memory_total_bytes or 0) - (card.gpu.memory_used_bytes or 0)
-        yield Finding(
-            rule="gpu-memory-full",
-            verdict="found",
-            title=f"GPU {index} of {enumerate_names(ranks)} is full: {free / 2**20:.0f} MiB free",
-            ranks=tuple(ranks),
+        used, total = card.gpu.memory_used_bytes or 0, card.gpu.memory_total_bytes or 0
+        yield _reading(
+            case,
+            "gpu-memory-full",
+            f"GPU {index} of {enumerate_names(ranks)} is full: {(total - used) / 2**20:.0f} MiB "
+            "free",
+            ranks=ranks,
             confidence="low",
-            because=(
-                Evidence(
-                    text=f"GPU {index}: {(card.gpu.memory_used_bytes or 0) / 2**30:.1f} of "
-                    f"{(card.gpu.memory_total_bytes or 0) / 2**30:.1f} GiB in use",
-                    at_s=case.facts.at_s,
-                ),
-            ),
-            advice=("relaunch with a smaller --mem-fraction-static",),
+            seen=[f"GPU {index}: {used / 2**30:.1f} of {total / 2**30:.1f} GiB in use"],
+            advice="relaunch with a smaller --mem-fraction-static",
         )
 
 
@@ -173,16 +170,14 @@ def gpu_shared(case: Case) -> Iterator[Finding]:
         if not holders and (untold := gpus.untold_bytes(card)):
             holders = [f"{untold / 1e9:.1f} GB of it belong to no process that the driver names"]
         if holders:
-            yield Finding(
-                rule="gpu-shared",
-                verdict="found",
-                title=f"GPU {index} of {enumerate_names(ranks)} is not its own: {holders[0]}",
-                ranks=tuple(ranks),
+            yield _reading(
+                case,
+                "gpu-shared",
+                f"GPU {index} of {enumerate_names(ranks)} is not its own: {holders[0]}",
+                ranks=ranks,
                 confidence="low",
-                because=tuple(
-                    Evidence(text=f"GPU {index}: {one}", at_s=facts.at_s) for one in holders
-                ),
-                advice=(f"nvidia-smi -i {index}: end what was left behind, if it is yours",),
+                seen=[f"GPU {index}: {one}" for one in holders],
+                advice=f"nvidia-smi -i {index}: end what was left behind, if it is yours",
             )
 
 
@@ -204,18 +199,14 @@ def gpu_slowed(case: Case) -> Iterator[Finding]:
             continue
         clock = "" if gpu.sm_clock_mhz is None else f", its clock is at {gpu.sm_clock_mhz} MHz"
         heat = "" if gpu.temperature_c is None else f", {gpu.temperature_c} degrees Celsius"
-        yield Finding(
-            rule="gpu-slowed",
-            verdict="found",
-            title=f"GPU {index} of {enumerate_names(ranks)} is slowed down: {', '.join(reasons)}",
-            ranks=tuple(ranks),
+        yield _reading(
+            case,
+            "gpu-slowed",
+            f"GPU {index} of {enumerate_names(ranks)} is slowed down: {', '.join(reasons)}",
+            ranks=ranks,
             confidence="low",
-            because=(
-                Evidence(
-                    text=f"GPU {index}: {', '.join(reasons)}{clock}{heat}", at_s=case.facts.at_s
-                ),
-            ),
-            advice=(f"nvidia-smi -i {index} -q -d PERFORMANCE,TEMPERATURE",),
+            seen=[f"GPU {index}: {', '.join(reasons)}{clock}{heat}"],
+            advice=f"nvidia-smi -i {index} -q -d PERFORMANCE,TEMPERATURE",
         )
 
 
@@ -275,6 +266,28 @@ def _fault(title: str, ranks: list[str], seen: str, advice: str) -> Finding:
         ranks=tuple(ranks),
         confidence="medium" if ranks else "low",
         because=(Evidence(text=seen),),
+        advice=(advice,),
+    )
+
+
+def _reading(
+    case: Case,
+    rule: str,
+    title: str,
+    *,
+    ranks: list[str],
+    confidence: Confidence,
+    seen: list[str],
+    advice: str,
+) -> Finding:
+    """Return a finding that only describes a card as it is now."""
+    return Finding(
+        rule=rule,
+        verdict="found",
+        title=title,
+        ranks=tuple(ranks),
+        confidence=confidence,
+        because=tuple(Evidence(text=text, at_s=case.facts.at_s) for text in seen),
         advice=(advice,),
     )
 
