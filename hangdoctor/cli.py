@@ -108,7 +108,7 @@ Peek = Annotated[
     bool,
     typer.Option(
         "--peek",
-        help="Registers of busy threads too, which tell their calls: stops each for some 20 us.",
+        help="Registers of busy threads too, which tell their calls: stops each for some 40 us.",
         rich_help_panel=LOOKS,
     ),
 ]

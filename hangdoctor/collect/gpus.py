@@ -102,7 +102,7 @@ def read(look: Look) -> Gpus | Missing:
         for index in range(count)
     }
     ours = look.known.keys() | look.roots.keys()
-    return Gpus(cards=_with_processes(cards, look.proc, ours), driver=_session.driver)
+    return Gpus(cards=_with_processes(_session, cards, look.proc, ours), driver=_session.driver)
 
 
 def _meet(nvml: Any, session: _Session, index: int) -> Missing | None:
@@ -259,7 +259,7 @@ def _shared(nvml: Any, ask: Callable[..., Any], index: int) -> Missing | None:
 
 
 def _with_processes(
-    cards: dict[int, Gpu | Missing], proc: str, ours: Collection[int]
+    session: _Session, cards: dict[int, Gpu | Missing], proc: str, ours: Collection[int]
 ) -> dict[int, Gpu | Missing]:
     """Look up who the processes on the cards are: strangers by name, ours by device file.
 
@@ -268,8 +268,7 @@ def _with_processes(
     here = {index: gpu for index, gpu in cards.items() if isinstance(gpu, Gpu)}
     pids = {process.pid for gpu in here.values() for process in gpu.processes or ()}
     names = {pid: _name(proc, pid) for pid in pids if pid not in ours}
-    opened = {} if not here or pids & set(ours) else _device_files(proc, ours)
-    minors = {index: card.minor for index, card in _session.cards.items()} if _session else {}
+    opened = {} if not here or pids & set(ours) else _device_files(session, proc, ours)
     return cards | {
         index: msgspec.structs.replace(
             gpu,
@@ -280,7 +279,7 @@ def _with_processes(
                 for process in gpu.processes
             ),
             opened_by=opened.get(minor, {})
-            if opened and (minor := minors.get(index)) is not None
+            if opened and (minor := session.cards[index].minor) is not None
             else None,
         )
         for index, gpu in here.items()
@@ -300,16 +299,15 @@ def _name(proc: str, pid: int) -> str | None:
     return stat.comm if stat else None
 
 
-def _device_files(proc: str, pids: Collection[int]) -> dict[int, dict[int, int]]:
+def _device_files(session: _Session, proc: str, pids: Collection[int]) -> dict[int, dict[int, int]]:
     """Count the descriptors of processes on each card's device file, by its number.
 
     A process of CUDA opens all cards that it sees and its own far more often: 20 against 4
     descriptors on a machine with two H200.
     """
-    session = _session
     now_s = time.monotonic()
-    if session is None or now_s - session.opened_at_s < SEARCH_EVERY_S:
-        return session.opened_by if session else {}
+    if now_s - session.opened_at_s < SEARCH_EVERY_S:
+        return session.opened_by
     session.opened_at_s = now_s
     session.opened_by = {}
     for pid in pids:

@@ -30,6 +30,7 @@ from hangdoctor.render.checks import checks_to_text
 from hangdoctor.render.json import document, encode
 from hangdoctor.render.junit import check_of, checks_to_junit
 from hangdoctor.render.markdown import checks_to_markdown
+from hangdoctor.render.markup import WIDTH
 from hangdoctor.render.text import to_text
 from hangdoctor.streams import put, say
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from hangdoctor.engines import Engine
     from hangdoctor.facts import Facts
     from hangdoctor.findings import Diagnosis
-    from hangdoctor.launch import Keeper
+    from hangdoctor.launch import Ended, Keeper
 
 FAILED = 1
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -200,7 +201,6 @@ class _Run:
         self.diagnosis = judge(self.facts, live.engine)
         self.checks["request"] = self._answered(answer, time.monotonic() - began_s)
         if self.state in ("hung", "dead"):
-            before = self.checks["start-up"]
             after = check_of(self.facts, self.diagnosis)
             # It was ready: what went wrong did so in the request.
             self.checks["request"] = msgspec.structs.replace(
@@ -210,7 +210,6 @@ class _Run:
                 kind=self.state,
                 details=after.details,
             )
-            self.checks["start-up"] = before
 
     def compare(self, good: Sequence[Path], log: Path) -> None:
         """Compare the log with those of good starts, as `diff-logs` does."""
@@ -224,9 +223,7 @@ class _Run:
             self.checks["good-log"] = Check("good-log", "undecided", str(error), kind="unreadable")
             return
         passed = diff.outcome == "reaches-all"
-        text = diff_to_text(
-            diff, self.engine, context=3, everything=False, ranks=(), width=_DIFF_WIDTH
-        )
+        text = diff_to_text(diff, self.engine, context=3, everything=False, ranks=(), width=WIDTH)
         self.checks["good-log"] = Check(
             name="good-log",
             outcome="passed" if passed else "failed",
@@ -241,10 +238,10 @@ class _Run:
         problems: list[str] = []
         said = ""
         try:
-            ended = _ended(keeper)
-            self.interrupted |= ended.interrupted
-            problems = what_is_left(ended.ended)
-            killed = ended.ended.killed
+            ended, interrupted = _ended(keeper)
+            self.interrupted |= interrupted
+            problems = what_is_left(ended)
+            killed = ended.killed
             said = "nothing is left" + (f"; {killed} had to be killed" if killed else "")
             if self.endpoint.local and not _within(CLOSED_S, lambda: not is_open(self.endpoint)):
                 by = holder(self.endpoint)
@@ -301,14 +298,6 @@ class _Run:
         ]
 
 
-class _HowEnded(msgspec.Struct):
-    ended: Any
-    interrupted: bool
-
-
-_DIFF_WIDTH = 160
-
-
 def _settle(answer: Future[Answer], question: Callable[[], Answer]) -> None:
     try:
         answer.set_result(question())
@@ -316,11 +305,12 @@ def _settle(answer: Future[Answer], question: Callable[[], Answer]) -> None:
         answer.set_exception(error)
 
 
-def _ended(keeper: Keeper) -> _HowEnded:
+def _ended(keeper: Keeper) -> tuple[Ended, bool]:
+    """End all; tell as well whether that was interrupted."""
     try:
-        return _HowEnded(keeper.end(), interrupted=False)
+        return keeper.end(), False
     except KeyboardInterrupt:  # which it obeyed: all has been killed
-        return _HowEnded(keeper.end(), interrupted=True)
+        return keeper.end(), True
 
 
 def _within(within_s: float, condition: Callable[[], bool]) -> bool:
