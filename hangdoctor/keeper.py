@@ -185,7 +185,7 @@ class _Keeper:
         """End the command and all that it started, and remove the directory."""
         until_s = time.monotonic() + self._grace_s
         told_command = False
-        told: set[tuple[int, int]] = set()
+        told: set[tuple[int, int, str]] = set()
         while self._reap() and time.monotonic() < until_s:
             if self._status is None and not told_command:
                 send(self._pid, self._start_ticks, signal.SIGTERM)
@@ -193,10 +193,12 @@ class _Keeper:
             elif self._status is not None:
                 # A wrapper such as a shell does not pass it on, and a server that dies at it
                 # leaves its children: they get their own time to end, also those that were born
-                # while others were told.
+                # while others were told. One that becomes another program is told again: between
+                # fork and exec a shell's child catches what the program then never hears of.
                 for pid, stat in self._below().items():
-                    if (pid, stat.start_ticks) not in told:
-                        told.add((pid, stat.start_ticks))
+                    who = (pid, stat.start_ticks, stat.comm)
+                    if who not in told:
+                        told.add(who)
                         send(pid, stat.start_ticks, signal.SIGTERM)
             for order in self._listen(_PAUSE_S):
                 if "end" in order:  # a second Ctrl-C

@@ -162,6 +162,14 @@ def test_what_a_wrapper_leaves_behind_is_told_to_end_before_it_is_killed(tmp_pat
     assert (tmp_path / "log").read_text() == "in order\n"
 
 
+def test_what_becomes_another_program_after_it_was_told_is_told_again(tmp_path):
+    # As a shell that forks: its child catches the signal for it, and runs a program that never
+    # heard of it.
+    script = "sh -c 'trap \"exec sleep 600\" TERM; sleep 600 & echo x >$0; wait' $0 & wait"
+    with kept(script, tmp_path / "log") as (keeper, _, _):
+        assert keeper.end().killed == 0
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_command_that_ignores_sigterm_or_is_stopped_is_ended_for_certain(tmp_path, stopped):
     script = "trap '' TERM; echo x >$0; while :; do sleep 600; done"
