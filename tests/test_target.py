@@ -241,11 +241,13 @@ def test_a_log_in_another_mount_namespace_is_opened_through_proc(program, tmp_pa
 
 
 def test_a_log_behind_tee_is_the_file_that_tee_writes(program, tmp_path):
-    script = f'{sys.executable} "$1" "$2" 2>&1 | tee {tmp_path / "server.log"}'
+    log = tmp_path / "server.log"
+    wait = f"while [ ! -e {log} ]; do sleep 0.01; done"  # else we may look before tee opened it
+    script = f'{{ {wait}; exec {sys.executable} "$1" "$2"; }} 2>&1 | tee {log}'
     one = program("sleep", before=("sh", "-c", script))
     children = Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().split()
     python = next(int(pid) for pid in children if procfs.read_stat("/proc", int(pid)).comm != "tee")
-    assert target.find_log([python]).path == tmp_path / "server.log"
+    assert target.find_log([python]).path == log
 
 
 @pytest.mark.parametrize(
