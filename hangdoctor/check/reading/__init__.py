@@ -1,0 +1,1 @@
+"""Static analysis of patched source: nothing is imported or executed."""

@@ -1,0 +1,295 @@
+"""Values and conditions that the reading follows, as far as the source tells them."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hangdoctor.check.reading.source import Source
+
+Labels = frozenset[str]
+"""What a value depends on: "rank:GROUP", "varies", "mode", "capture", "env", "tensor"."""
+
+NO_LABELS: Labels = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Cond:
+    """A condition: a constant, an atom by its key, or atoms joined.
+
+    Attributes:
+        op: which of them.
+        value: of a constant.
+        key: of an atom: the same text, the same truth, as long as a path is followed.
+        parts: of the others.
+        labels: what it depends on.
+    """
+
+    op: Literal["const", "atom", "and", "or", "not"]
+    value: bool = False
+    key: str = ""
+    parts: tuple[Cond, ...] = ()
+    labels: Labels = NO_LABELS
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A number, text, truth value, None or the like that is known."""
+
+    value: object
+    labels: Labels = NO_LABELS
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """Something unknown.
+
+    Attributes:
+        key: the same key, the same thing.
+        name: dotted, as far as it is known: get_tp_group().rank
+        labels: what it depends on.
+        tensor: it is a tensor.
+        made: the class of an object that was made outside, such as PPProxyTensors.
+        present: it is not None.
+    """
+
+    key: str
+    name: str = ""
+    labels: Labels = NO_LABELS
+    tensor: bool = False
+    made: str = ""
+    present: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    """A tuple, list, set or dict of `low` to `high` items; `items` where each is known."""
+
+    kind: Literal["tuple", "list", "set", "dict"]
+    low: int
+    high: int | None
+    items: tuple[Value, ...] | None = None
+    labels: Labels = NO_LABELS
+
+
+@dataclass(frozen=True, slots=True)
+class Alt:
+    """One value where a condition holds, another where not."""
+
+    cond: Cond
+    yes: Value
+    no: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The truth of a condition, as a value."""
+
+    cond: Cond
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fn:
+    """A function of these files, bound where `owner` is set; `closure` has its outer names."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    source: Source
+    owner: Value | None = None
+    closure: Mapping[str, Value] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cls:
+    """A class of these files."""
+
+    node: ast.ClassDef
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Inst:
+    """An instance of a class of these files; one stands for all of its class."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ext:
+    """Something imported from outside."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """The mode of the forward that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A layer's number in a loop: 0, one that is asked for, one that is not."""
+
+    at: Literal["zero", "hit", "miss"]
+
+
+Value = Const | Sym | Seq | Alt | Truth | Fn | Cls | Inst | Ext | Mode | Index
+NONE = Const(None)
+
+
+def const(value: bool, labels: Labels = NO_LABELS) -> Cond:  # noqa: FBT001  # it is the value
+    """Return a condition that is known."""
+    return Cond("const", value=value, labels=labels)
+
+
+def atom(key: str, labels: Labels = NO_LABELS) -> Cond:
+    """Return a condition that is not known."""
+    return Cond("atom", key=key, labels=labels)
+
+
+def negate(cond: Cond) -> Cond:
+    """Return the opposite."""
+    if cond.op == "const":
+        return const(not cond.value, cond.labels)
+    if cond.op == "not":
+        return cond.parts[0]
+    return Cond("not", parts=(cond,), labels=cond.labels)
+
+
+def both(parts: Iterable[Cond]) -> Cond:
+    """Return what holds where all parts hold."""
+    return _join("and", tuple(parts))
+
+
+def either(parts: Iterable[Cond]) -> Cond:
+    """Return what holds where one of the parts holds."""
+    return _join("or", tuple(parts))
+
+
+def _join(op: Literal["and", "or"], parts: tuple[Cond, ...]) -> Cond:
+    decisive = op == "or"
+    labels: set[str] = set()
+    left: list[Cond] = []
+    for part in parts:
+        if part.op == "const":
+            if part.value == decisive:
+                # What was asked before it stays among the reasons; what comes after is not asked.
+                return const(decisive, part.labels)
+            labels |= part.labels
+            continue
+        left.append(part)
+        labels |= part.labels
+    if not left:
+        return const(not decisive, frozenset(labels))
+    if len(left) == 1 and frozenset(labels) == left[0].labels:
+        return left[0]
+    return Cond(op, parts=tuple(left), labels=frozenset(labels))
+
+
+def key_of(cond: Cond) -> str:
+    """Return a condition as text that is the same for the same condition."""
+    if cond.op == "const":
+        return str(cond.value)
+    if cond.op == "atom":
+        return cond.key
+    if cond.op == "not":
+        return f"not {key_of(cond.parts[0])}"
+    return "(" + f" {cond.op} ".join(key_of(part) for part in cond.parts) + ")"
+
+
+def known(cond: Cond, path: Mapping[str, bool]) -> bool | None:
+    """Return whether a condition holds on a path; None where that is not known."""
+    if cond.op == "const":
+        return cond.value
+    if (found := path.get(key_of(cond))) is not None:
+        return found
+    if cond.op == "atom":
+        return None
+    if cond.op == "not":
+        inner = known(cond.parts[0], path)
+        return None if inner is None else not inner
+    answers = [known(part, path) for part in cond.parts]
+    decisive = cond.op == "or"
+    if decisive in answers:
+        return decisive
+    return None if None in answers else not decisive
+
+
+def assume(cond: Cond, holds: bool, path: dict[str, bool]) -> None:  # noqa: FBT001  # its value
+    """Add to a path that a condition holds, or does not."""
+    if cond.op == "const":
+        return
+    path[key_of(cond)] = holds
+    if cond.op == "not":
+        assume(cond.parts[0], not holds, path)
+    elif (cond.op == "and" and holds) or (cond.op == "or" and not holds):
+        for part in cond.parts:
+            assume(part, holds, path)
+
+
+def labels_of(value: Value) -> Labels:
+    """Return what a value depends on."""
+    if isinstance(value, Const | Sym):
+        return value.labels
+    if isinstance(value, Seq):
+        inside = [labels_of(item) for item in value.items or ()]
+        return value.labels.union(*inside)
+    if isinstance(value, Truth):
+        return value.cond.labels
+    if isinstance(value, Alt):
+        return value.cond.labels | labels_of(value.yes) | labels_of(value.no)
+    return frozenset({"mode"}) if isinstance(value, Mode) else NO_LABELS
+
+
+def name_of(value: Value) -> str:
+    """Return a value's dotted name, empty where it has none."""
+    if isinstance(value, Sym | Ext):
+        return value.name
+    if isinstance(value, Alt):
+        return name_of(value.yes) or name_of(value.no)
+    if isinstance(value, Fn):
+        return getattr(value.node, "name", "lambda")
+    return value.node.name if isinstance(value, Cls) else ""
+
+
+def text_of(value: Value) -> str:
+    """Return text that is the same for the same value."""
+    if isinstance(value, Sym):
+        return value.key
+    if isinstance(value, Const):
+        return repr(value.value)
+    if isinstance(value, Seq):
+        inside = ", ".join(text_of(item) for item in value.items or ())
+        return f"{value.kind}({inside if value.items is not None else f'{value.low}..{value.high}'})"
+    if isinstance(value, Truth):
+        return key_of(value.cond)
+    if isinstance(value, Alt):
+        return f"({text_of(value.yes)} if {key_of(value.cond)} else {text_of(value.no)})"
+    if isinstance(value, Index):
+        return f"layer:{value.at}"
+    return name_of(value) or type(value).__name__
+
+
+def is_tensor(value: Value) -> bool:
+    """Tell whether a value is known to be a tensor."""
+    if isinstance(value, Alt):
+        return is_tensor(value.yes) or is_tensor(value.no)
+    return isinstance(value, Sym) and value.tensor
+
+
+def with_labels(value: Value, labels: Labels) -> Value:
+    """Return a value that depends on more."""
+    if not labels:
+        return value
+    if isinstance(value, Const):
+        return Const(value.value, value.labels | labels)
+    if isinstance(value, Sym):
+        return Sym(
+            value.key, value.name, value.labels | labels, value.tensor, value.made, value.present
+        )
+    if isinstance(value, Seq):
+        return Seq(value.kind, value.low, value.high, value.items, value.labels | labels)
+    return value
