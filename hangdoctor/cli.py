@@ -514,6 +514,43 @@ def diff_logs(
     )
 
 
+@app.command("check-patch")
+def check_patch(
+    *,
+    depth: Annotated[
+        Literal["reading", "running", "launching"] | None,
+        typer.Option("--depth", help="How deep; the deepest possible here without a server."),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option("--python", metavar="PATH", help="Python or environment that has SGLang."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="F", help="A patched file of one's own.")
+    ] = None,
+    patch: Annotated[
+        Path | None, typer.Option("--patch", metavar="F.diff", help="A unified diff of one's own.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 1 for an invasive patch too.")
+    ] = False,
+    format: Format = "text",  # noqa: A002  # the option's name
+) -> None:
+    """Compare stock, the hidden-state patches or one's own: what they would change, or hang.
+
+    Nothing of the patched file is imported or run. Exit code 0: no difference, or invasive;
+    1: it breaks or hangs; 3: nothing could be checked.
+
+    Example: hangdoctor check-patch --file patched_deepseek_v2.py
+    """
+    from hangdoctor.commands.check_patch import check_patch as run
+
+    _exit(
+        run(depth=depth, python=python, file=file, patch=patch, strict=strict, output=format),
+        starting=0,
+    )
+
+
 patch_app = typer.Typer(
     no_args_is_help=True,
     help="Put a hidden-state patch into SGLang's deepseek_v2.py, take it out, check what it wrote.",

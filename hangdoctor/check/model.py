@@ -49,6 +49,8 @@ class Difference(Struct, frozen=True):
         phase: in which it would strike, or struck; None where not known.
         ranks: on which; empty where not known.
         sure: False where it only may be so: the condition cannot be followed.
+        only_with: an option without which it cannot strike, such as pipeline parallelism; it
+            counts as invasive then, whatever its effect.
     """
 
     how: str
@@ -57,6 +59,7 @@ class Difference(Struct, frozen=True):
     phase: Phase | None = None
     ranks: tuple[str, ...] = ()
     sure: bool = True
+    only_with: str = ""
 
 
 class Differs(Struct, frozen=True, tag="differs"):
@@ -88,6 +91,7 @@ ROWS: tuple[Row, ...] = (
     Row(key="collectives", title="collectives on every rank", depth="reading"),
     Row(key="host-sync", title="waits for the device", depth="reading"),
     Row(key="io", title="files, network, locks", depth="reading"),
+    Row(key="stock-code", title="stock code left as it was", depth="reading"),
     Row(key="shared-state", title="attributes others read", depth="reading"),
     Row(key="forward-modes", title="forward modes of new code", depth="reading"),
     Row(key="layer-loop", title="new work in the layer loop", depth="reading"),

@@ -44,16 +44,19 @@ def judge(subject: Subject, cells: Mapping[str, Cell]) -> Verdict:
     if not found:
         return Verdict(kind="no-difference", title=f"no difference found, by {depth}", depth=depth)
     at, worst = max(found, key=lambda pair: _weight(*pair))
-    seen = "" if at != "reading" or worst.effect == "invasive" else "if it is reached"
-    words = {"invasive": "invasive", "breaks": "breaks", "hangs": "hangs"}[worst.effect]
-    if seen:
-        words = {"breaks": "would break", "hangs": "would hang"}.get(worst.effect, words)
-        words += f" {seen}"
-    if not worst.sure:
-        words = {"breaks": "may break", "hangs": "may hang"}.get(worst.effect, "may be invasive")
+    effect = weighed(worst)
+    if effect == "invasive":
+        words = "invasive"
+    elif not worst.sure:
+        words = {"breaks": "may break", "hangs": "may hang"}[effect]
+    elif at == "reading":
+        words = {"breaks": "would break", "hangs": "would hang"}[effect]
+    else:
+        words = effect
+    how = worst.how + (f", with {worst.only_with}" if worst.only_with else "")
     return Verdict(
-        kind=worst.effect,
-        title=f"{words}: {worst.how}",
+        kind=effect,
+        title=f"{words}: {how}",
         depth=depth,
         places=worst.places,
         phase=worst.phase,
@@ -61,9 +64,14 @@ def judge(subject: Subject, cells: Mapping[str, Cell]) -> Verdict:
     )
 
 
+def weighed(difference: Difference) -> Effect:
+    """Return the effect that counts: what needs an option that is off changes, and breaks not."""
+    return "invasive" if difference.only_with else difference.effect
+
+
 def worst_first(differences: Iterable[Difference]) -> Differs | None:
     """Return a cell of these differences, the worst first; None where there are none."""
-    found = sorted(differences, key=lambda one: (-EFFECTS.index(one.effect), not one.sure))
+    found = sorted(differences, key=lambda one: (-EFFECTS.index(weighed(one)), not one.sure))
     return Differs(differences=tuple(found)) if found else None
 
 
@@ -76,4 +84,4 @@ def _deepest(cells: Mapping[str, Cell]) -> Depth | None:
 
 def _weight(depth: Depth, difference: Difference) -> tuple[int, bool, int]:
     """Order differences: by effect, a sure one before a doubtful one, a seen before a read one."""
-    return EFFECTS.index(difference.effect), difference.sure, DEPTHS.index(depth)
+    return EFFECTS.index(weighed(difference)), difference.sure, DEPTHS.index(depth)

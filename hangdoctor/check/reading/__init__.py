@@ -1,1 +1,41 @@
 """Static analysis of patched source: nothing is imported or executed."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from hangdoctor.check.model import Cell, NotChecked, Same, Subject
+from hangdoctor.check.readers import readers_in
+from hangdoctor.check.reading.findings import ROWS, Pair, cells
+from hangdoctor.check.reading.source import compare, parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read(subject: Subject, package: Path | None) -> dict[str, Cell]:
+    """Return the cells that reading fills.
+
+    Args:
+        subject: what is compared; without files it is stock itself.
+        package: the engine's package, for who reads an attribute.
+
+    Raises:
+        InputError: a file is no Python; with the line.
+    """
+    if subject.refused:
+        return {row: NotChecked(why=subject.refused) for row in ROWS}
+    if not subject.files:
+        return {row: Same() for row in ROWS}
+    main, *beside = subject.files
+    stock = parse(main.stock, main.path, _module(main.path)) if main.stock is not None else None
+    patched = [compare(parse(main.text, main.path, _module(main.path)), stock)]
+    for one in beside:
+        other = parse(one.stock, one.path) if one.stock is not None else None
+        patched.append(compare(parse(one.text, one.path, _module(one.path)), other))
+    return cells(Pair(tuple(patched), stock), readers_in(package, main.path))
+
+
+def _module(path: str) -> str:
+    return ".".join(PurePosixPath(path).with_suffix("").parts)

@@ -21,6 +21,9 @@ MOST_BYTES = 4_000_000
 """SGLang's longest model file has 0.15 MB."""
 
 
+_WITH_ONE_BODY = (ast.With, ast.AsyncWith, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
 class Statement(NamedTuple):
     """One statement, without the statements inside it.
 
@@ -94,10 +97,7 @@ def compare(patched: Source, stock: Source | None) -> Source:
     while first < min(len(old), len(now)) and old[first].text == now[first].text:
         first += 1
     end = 0
-    while (
-        end < min(len(old), len(now)) - first
-        and old[-1 - end].text == now[-1 - end].text
-    ):
+    while end < min(len(old), len(now)) - first and old[-1 - end].text == now[-1 - end].text:
         end += 1
     middle_old, middle_now = old[first : len(old) - end], now[first : len(now) - end]
     matcher = SequenceMatcher(
@@ -176,24 +176,18 @@ def blocks(node: ast.stmt) -> Iterator[tuple[str, list[ast.stmt]]]:
     elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
         yield head(node), node.body
         yield "", node.orelse
-    elif isinstance(node, ast.With | ast.AsyncWith):
-        yield "", node.body
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    elif isinstance(node, _WITH_ONE_BODY):
         yield "", node.body
 
 
-def _statements(
-    body: list[ast.stmt], scope: str, under: tuple[str, ...]
-) -> Iterator[Statement]:
+def _statements(body: list[ast.stmt], scope: str, under: tuple[str, ...]) -> Iterator[Statement]:
     for node in body:
         yield Statement(node, scope, head(node), under)
         inner, around = scope, under
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner, around = f"{scope}.{node.name}".lstrip("."), ()
         for condition, statements in blocks(node):
-            yield from _statements(
-                statements, inner, (*around, condition) if condition else around
-            )
+            yield from _statements(statements, inner, (*around, condition) if condition else around)
 
 
 def _added_condition(before: tuple[str, ...], after: tuple[str, ...]) -> bool:

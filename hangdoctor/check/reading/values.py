@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ast
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import ast
     from collections.abc import Iterable, Mapping
 
     from hangdoctor.check.reading.source import Source
@@ -256,14 +257,21 @@ def name_of(value: Value) -> str:
 
 
 def text_of(value: Value) -> str:
-    """Return text that is the same for the same value."""
+    """Return text that is the same for the same value; long text is cut and told by a sum."""
+    text = _text_of(value)
+    return text if len(text) < 200 else f"{text[:80]}#{zlib.crc32(text.encode()):x}"
+
+
+def _text_of(value: Value) -> str:
     if isinstance(value, Sym):
         return value.key
     if isinstance(value, Const):
         return repr(value.value)
     if isinstance(value, Seq):
         inside = ", ".join(text_of(item) for item in value.items or ())
-        return f"{value.kind}({inside if value.items is not None else f'{value.low}..{value.high}'})"
+        return (
+            f"{value.kind}({inside if value.items is not None else f'{value.low}..{value.high}'})"
+        )
     if isinstance(value, Truth):
         return key_of(value.cond)
     if isinstance(value, Alt):

@@ -47,7 +47,9 @@ PARALLEL_ATTRIBUTES = frozenset(
 PARALLEL_FUNCTIONS = frozenset({"model_forward_maybe_tbo"})
 
 _NO_RANK = re.compile(r"lora|low_rank|rerank|num_rank|ranks|rank_(size|ratio|dim|count)|max_rank")
-_RANK = re.compile(r"(^|_)rank($|_(in|id|idx|index|no|num|int)|_?0$)|^rank|gpu_id|local_id|device_id")
+_RANK = re.compile(
+    r"(^|_)rank($|_(in|id|idx|index|no|num|int)|_?0$)|^rank|gpu_id|local_id|device_id"
+)
 _FIRST_RANK = re.compile(
     r"is_(the_)?(first|zero|main|master|leader|root|primary)_?(rank|process|worker)?$|"
     r"is_(tp_|local_|global_|attn_tp_)?rank_?(0|zero)$|is_rank_?(0|zero)$"
@@ -103,7 +105,9 @@ _BLOCKING = re.compile(
     r"^time\.sleep$|^(select|signal)\.\w+$|^fcntl\.(flock|lockf)$|^os\.(wait\w*|mkfifo)$|"
     r"(^|\.)(acquire|sleep|wait_for|result)$"
 )
-_WAITED_ON = re.compile(r"queue|(^|[._])q$|event|thread|future|cond|proc|lock|semaphore", re.I)
+_WAITED_ON = re.compile(
+    r"queue|(^|[._])q$|event|thread|future|cond|proc|lock|semaphore", re.IGNORECASE
+)
 _WAITING_METHODS = frozenset({"get", "put", "join", "wait"})
 
 FORWARD_MODES: tuple[str, ...] = (
