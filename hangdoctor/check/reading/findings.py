@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from hangdoctor.check.model import Cell, Difference, NotChecked, Place, Same
@@ -18,7 +19,7 @@ from hangdoctor.check.reading.interpret import (
     follow,
 )
 from hangdoctor.check.reading.source import Source, head
-from hangdoctor.check.reading.values import Const, Labels, Seq, key_of, known
+from hangdoctor.check.reading.values import Const, Labels, Seq, known
 from hangdoctor.check.verdict import worst_first
 
 if TYPE_CHECKING:
@@ -86,14 +87,15 @@ def _cells(pair: Pair, readers: Callable[[str], tuple[str, ...]]) -> dict[str, C
     extend = follow(pair.patched, Scenario(rank=0, mode="EXTEND", capturing=False))
     _returns(extend, of_stock, found)
     _capture_writes(by_rank[0], new, found)
+    touched = frozenset().union(*(one.touched for one in (extend, *by_rank.values())))
     captured = [
-        follow(pair.patched, Scenario(rank=rank, mode=words.CAPTURED_MODE, capturing=True))
+        follow(pair.patched, Scenario(rank=rank, mode=words.CAPTURED_MODE, capturing=True), touched)
         for rank in (0, 1)
     ]
     _host(captured, extend, new, found, notes)
     found["stock-code"] += _stock_code(pair)
     _shared(pair, by_rank[0], new, readers, found)
-    _reach(pair, new, found, notes)
+    _reach(pair, touched, new, found, notes)
     return {
         row: worst_first(_once(found[row])) or Same(note="; ".join(dict.fromkeys(notes[row])))
         for row in ROWS
@@ -302,7 +304,8 @@ def _returns(extend: Reached, stock: _Stock, found: dict[str, list[Difference]])
         pipeline = any(
             known(guard.cond, _DEFAULT_PIPELINE) == (not guard.taken) for guard in event.guards
         )
-        if any(_rests_on_content(guard) for guard in event.guards if not guard.decided):
+        # What an unknown list of layers holds is not told: v1's comes from outside.
+        if any("content" in guard.labels and not guard.decided for guard in event.guards):
             continue
         what = ast.unparse(event.node)[:60]
         if event.kind == "unpack":
@@ -320,12 +323,6 @@ def _returns(extend: Reached, stock: _Stock, found: dict[str, list[Difference]])
                 only_with="pipeline parallelism" if pipeline else "",
             )
         )
-
-
-def _rests_on_content(guard: Guard) -> bool:
-    """Tell whether a condition asks what an unknown list holds: v1's layers come from outside."""
-    key = key_of(guard.cond)
-    return any(part in key for part in ("len(", "0 in ", "0 == "))
 
 
 def _shape(event: Event) -> tuple[str, str, str]:
@@ -567,6 +564,7 @@ def _attributes_read(source: Source) -> dict[str, tuple[int, ...]]:
 
 def _reach(
     pair: Pair,
+    touched: frozenset[str],
     new: frozenset[int],
     found: dict[str, list[Difference]],
     notes: dict[str, list[str]],
@@ -576,7 +574,7 @@ def _reach(
         on = []
         for rank in (0, 1):
             scenario = Scenario(rank=rank, mode=mode, capturing=False)
-            reached = follow(pair.patched, scenario)
+            reached = follow(pair.patched, scenario, touched)
             work = _work(reached.in_forward, new, pair.patched)
             if work:
                 on.append(rank)
@@ -600,7 +598,7 @@ def _reach(
         ]
     else:
         notes["forward-modes"].append("no new code in a forward")
-    prefill = follow(pair.patched, Scenario(rank=0, mode="EXTEND", capturing=True))
+    prefill = follow(pair.patched, Scenario(rank=0, mode="EXTEND", capturing=True), touched)
     if work := _work(prefill.in_forward, new, pair.patched):
         notes["graph-replay"].append(
             f"new code is traced where prefill graphs are captured ({_place(*work[0])})"
@@ -636,8 +634,13 @@ def _is_new(event: Event, new: frozenset[int]) -> bool:
 
 def _statement_is_new(node: ast.AST, source: Source, new: frozenset[int]) -> bool:
     line = getattr(node, "lineno", 0)
-    return any(
-        one.node.lineno <= line <= (one.node.end_lineno or line)
+    return any(first <= line <= last for first, last in _new_lines(source, new))
+
+
+@lru_cache(maxsize=64)
+def _new_lines(source: Source, new: frozenset[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (one.node.lineno, one.node.end_lineno or one.node.lineno)
         for one in source.statements
         if id(one.node) in new and _is_simple(one.node)
     )

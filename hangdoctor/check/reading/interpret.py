@@ -107,11 +107,15 @@ class Event(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """All of a scenario: events in order, statements reached in forwards, those in layer loops."""
+    """All of a scenario: events in order, statements reached in forwards and in layer loops.
+
+    `touched` are the functions that were begun with and reach something new.
+    """
 
     events: tuple[Event, ...]
     in_forward: dict[int, tuple[ast.stmt, Source]]
     in_loop: dict[int, tuple[ast.stmt, Source]]
+    touched: frozenset[str] = frozenset()
 
 
 class _State:
@@ -138,17 +142,28 @@ class _Frame(NamedTuple):
     bases: tuple[ast.expr, ...]
 
 
-def follow(sources: tuple[Source, ...], scenario: Scenario) -> Reached:
+def follow(
+    sources: tuple[Source, ...], scenario: Scenario, only: frozenset[str] | None = None
+) -> Reached:
     """Return what a scenario reaches in files that belong together, the model file first.
+
+    Args:
+        sources: the files.
+        scenario: what is fixed.
+        only: the functions to begin with, besides constructors; None for all.
 
     Raises:
         TooLargeError: there is too much to follow.
     """
-    return _Interpreter(sources, scenario).run()
+    return _Interpreter(sources, scenario, only).run()
 
 
 class _Interpreter:
-    def __init__(self, sources: tuple[Source, ...], scenario: Scenario) -> None:
+    def __init__(
+        self, sources: tuple[Source, ...], scenario: Scenario, only: frozenset[str] | None
+    ) -> None:
+        self.only = only
+        self.touched: set[str] = set()
         self.sources = sources
         self.scenario = scenario
         self.events: list[Event] = []
@@ -165,6 +180,7 @@ class _Interpreter:
         self.statement: ast.AST | None = None
         self.layers_depth = 0
         self.steps = 0
+        self.texts: dict[int, str] = {}
 
     # ---- the whole
 
@@ -197,17 +213,20 @@ class _Interpreter:
             if fn.owner is not None and id(fn.node) in fn.source.new:
                 self._root(fn, "other", base, keep=True)
         for _ in range(2):  # what a forward leaves on its object, the next one finds
+            before = dict(base.heap)
             for fn in forwards:
                 if id(fn.node) in self.called and id(fn.node) in fn.source.new:
                     continue
                 self._root(fn, "forward", base, keep=True)
+            if before == base.heap:
+                break
         for hook in self.hooks:
             self._root(hook, "forward", base)
         for fn in others:
             if id(fn.node) not in self.called:
                 kind: Root = "load" if "load" in getattr(fn.node, "name", "") else "other"
                 self._root(fn, kind, base)
-        return Reached(tuple(self.events), self.in_forward, self.in_loop)
+        return Reached(tuple(self.events), self.in_forward, self.in_loop, frozenset(self.touched))
 
     def _module(self, source: Source, state: _State) -> None:
         names: dict[str, Value] = {}
@@ -237,6 +256,8 @@ class _Interpreter:
         owner = fn.owner.name if isinstance(fn.owner, Inst) else ""
         self.root = f"{owner}.{getattr(node, 'name', 'lambda')}".lstrip(".")
         self.root_kind = kind
+        if self.only is not None and kind != "init" and self.root not in self.only:
+            return
         state = base.copy()
         state.path, state.guards, state.names = {}, (), {}
         before = len(self.frames)
@@ -260,6 +281,8 @@ class _Interpreter:
             if state is None:
                 return None
             self._step()
+            if id(node) in self.frames[-1].source.new:
+                self.touched.add(self.root)
             if self.root_kind == "forward":
                 place = (node, self.frames[-1].source)
                 self.in_forward[id(node)] = place
@@ -993,7 +1016,7 @@ class _Interpreter:
             if items is not None:
                 return self._index_in(item, items, container.labels)  # type: ignore[union-attr]
             if item.at == "zero":
-                return atom(f"0 in {text_of(container)}", labels_of(container))
+                return atom(f"0 in {text_of(container)}", labels_of(container) | _CONTENT)
             return const(item.at == "hit", labels_of(container))
         if isinstance(container, Seq) and container.items is not None:
             return either(self._equal(item, one) for one in container.items)
@@ -1007,7 +1030,9 @@ class _Interpreter:
         if index.at == "zero":
             if len(numbers) == len(items):
                 return const(0 in numbers, labels)
-            return either(atom(f"0 == {text_of(item)}", labels_of(item)) for item in items)
+            return either(
+                atom(f"0 == {text_of(item)}", labels_of(item) | _CONTENT) for item in items
+            )
         positive = len(numbers) < len(items) or any(number != 0 for number in numbers)
         return const(positive and index.at == "hit", labels)
 
@@ -1276,13 +1301,13 @@ class _Interpreter:
                     *(
                         Const(one.low)
                         if isinstance(one, Seq) and one.low == one.high
-                        else Sym(f"len({text_of(one)})", "", labels_of(one))
+                        else Sym(f"len({text_of(one)})", "", labels_of(one) | _CONTENT)
                         for one in (first.yes, first.no)
                     ),
                 )
             if isinstance(first, Seq) and first.low > 0:
                 return Sym(f"positive len {_at(node)}", "positive", first.labels)
-            return Sym(f"len({text_of(first)})", "", labels_of(first) - {"tensor"})
+            return Sym(f"len({text_of(first)})", "", labels_of(first) | _CONTENT)
         if name == "range" and args and all(isinstance(one, Const) for one in args):
             try:
                 numbers = range(*(one.value for one in args))  # type: ignore[arg-type, union-attr]
@@ -1648,7 +1673,7 @@ class _Interpreter:
                 return const(False, value.labels)
             if value.low > 0:
                 return const(True, value.labels)
-            return atom(f"{text_of(value)} {_at(node)}", value.labels)
+            return atom(f"{text_of(value)} {_at(node)}", value.labels | _CONTENT)
         if isinstance(value, Alt):
             yes, no = self._truth(value.yes, state, node), self._truth(value.no, state, node)
             if known(value.cond, state.path) is not None:
@@ -1674,7 +1699,7 @@ class _Interpreter:
             for label in cond.labels
             if not decided or label.startswith("rank:") or label in ("varies", "mode", "capture")
         )
-        text = ast.unparse(test)
+        text = self.texts.get(id(test)) or self.texts.setdefault(id(test), ast.unparse(test))
         return Guard(cond, taken, decided, text, labels, test, self.frames[-1].source)
 
     def _event(
@@ -1722,6 +1747,10 @@ _GROWS = frozenset(
 _NO_TENSOR_RESULT = frozenset({"split", "chunk", "unbind", "topk", "sort", "aminmax", "tolist"})
 
 
+_CONTENT: Labels = frozenset({"content"})
+"""It depends on what an unknown list holds."""
+
+
 class _SomebodysRank:
     _NAMES = (
         "src", "dst", "root", "target", "owner", "dump", "main", "writer", "leader", "peer",
@@ -1743,7 +1772,9 @@ def _merge(
 ) -> None:
     for key in left.keys() | right.keys():
         a, b = left.get(key), right.get(key)
-        if a is None or b is None:
+        if a is b and a is not None:
+            into[key] = a
+        elif a is None or b is None:
             present = a if a is not None else b
             if present is not None:
                 into[key] = present

@@ -25,7 +25,7 @@ class Cond:
     Attributes:
         op: which of them.
         value: of a constant.
-        key: of an atom: the same text, the same truth, as long as a path is followed.
+        key: the same text, the same truth, as long as a path is followed.
         parts: of the others.
         labels: what it depends on.
     """
@@ -143,7 +143,7 @@ NONE = Const(None)
 
 def const(value: bool, labels: Labels = NO_LABELS) -> Cond:  # noqa: FBT001  # it is the value
     """Return a condition that is known."""
-    return Cond("const", value=value, labels=labels)
+    return Cond("const", value=value, key=str(value), labels=labels)
 
 
 def atom(key: str, labels: Labels = NO_LABELS) -> Cond:
@@ -157,7 +157,7 @@ def negate(cond: Cond) -> Cond:
         return const(not cond.value, cond.labels)
     if cond.op == "not":
         return cond.parts[0]
-    return Cond("not", parts=(cond,), labels=cond.labels)
+    return Cond("not", key=_short(f"not {cond.key}"), parts=(cond,), labels=cond.labels)
 
 
 def both(parts: Iterable[Cond]) -> Cond:
@@ -187,31 +187,34 @@ def _join(op: Literal["and", "or"], parts: tuple[Cond, ...]) -> Cond:
         return const(not decisive, frozenset(labels))
     if len(left) == 1 and frozenset(labels) == left[0].labels:
         return left[0]
-    return Cond(op, parts=tuple(left), labels=frozenset(labels))
+    key = _short("(" + f" {op} ".join(part.key for part in left) + ")")
+    return Cond(op, key=key, parts=tuple(left), labels=frozenset(labels))
 
 
 def key_of(cond: Cond) -> str:
     """Return a condition as text that is the same for the same condition."""
-    if cond.op == "const":
-        return str(cond.value)
-    if cond.op == "atom":
-        return cond.key
-    if cond.op == "not":
-        return f"not {key_of(cond.parts[0])}"
-    return "(" + f" {cond.op} ".join(key_of(part) for part in cond.parts) + ")"
+    return cond.key
+
+
+def _short(key: str) -> str:
+    return key if len(key) < 300 else f"{key[:100]}#{zlib.crc32(key.encode()):x}"
 
 
 def known(cond: Cond, path: Mapping[str, bool]) -> bool | None:
     """Return whether a condition holds on a path; None where that is not known."""
     if cond.op == "const":
         return cond.value
-    if (found := path.get(key_of(cond))) is not None:
+    if (found := path.get(cond.key)) is not None:
         return found
     if cond.op == "atom":
         return None
     if cond.op == "not":
         inner = known(cond.parts[0], path)
         return None if inner is None else not inner
+    return _known_parts(cond, path)
+
+
+def _known_parts(cond: Cond, path: Mapping[str, bool]) -> bool | None:
     answers = [known(part, path) for part in cond.parts]
     decisive = cond.op == "or"
     if decisive in answers:

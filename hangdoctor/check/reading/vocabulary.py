@@ -7,6 +7,7 @@ an unknown object keeps its source text, `self.group.all_gather`.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal
 
 Group = Literal["tp", "attn-tp", "attn-dp", "ep", "cp", "pp", "world", "unknown"]
@@ -167,6 +168,7 @@ def last(name: str) -> str:
     return name.rsplit(".", 1)[-1].removesuffix("()")
 
 
+@lru_cache(maxsize=20_000)
 def collective(name: str) -> str:
     """Return which collective a call is, spelled one way; empty for none.
 
@@ -188,6 +190,7 @@ def collective(name: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=20_000)
 def point_to_point(name: str) -> str:
     """Return "send", "recv" or "both" for one half of a transfer between ranks; empty for none.
 
@@ -202,6 +205,7 @@ def point_to_point(name: str) -> str:
     return "recv" if "recv" in tail else "send"
 
 
+@lru_cache(maxsize=20_000)
 def group_of(name: str, arguments: str = "") -> Group:
     """Return which ranks a collective is among, by its name and its group argument.
 
@@ -234,6 +238,7 @@ def group_of(name: str, arguments: str = "") -> Group:
     return "unknown"
 
 
+@lru_cache(maxsize=20_000)
 def rank_of(name: str) -> tuple[Group, str] | None:
     """Return which rank a name stands for, and "number", "first" or "last"; None for none.
 
@@ -257,26 +262,31 @@ def rank_of(name: str) -> tuple[Group, str] | None:
     return (group, how)
 
 
+@lru_cache(maxsize=20_000)
 def varies(name: str) -> bool:
     """Tell whether the answer of a call may differ from rank to rank, other than by the rank."""
     return bool(_VARIES.match(name) or ("." in name and _VARIES_METHOD.match(last(name))))
 
 
+@lru_cache(maxsize=20_000)
 def local_device(name: str) -> bool:
     """Tell whether a call returns the number of the rank's own device."""
     return bool(_LOCAL_DEVICE.search(name))
 
 
+@lru_cache(maxsize=20_000)
 def capturing(name: str) -> bool:
     """Tell whether a call asks if a graph is captured or compiled now."""
     return bool(_CAPTURING.search(last(name)))
 
 
+@lru_cache(maxsize=20_000)
 def is_parallel_layer(name: str) -> bool:
     """Tell whether a class of layers runs collectives inside."""
     return bool(_PARALLEL_LAYER.search(last(name)))
 
 
+@lru_cache(maxsize=20_000)
 def io(name: str) -> bool:
     """Tell whether a call goes to a file system, the network or another process."""
     tail = last(name)
@@ -285,6 +295,7 @@ def io(name: str) -> bool:
     return tail in _FILE_METHODS and bool(_FILE_LIKE.search(name.rpartition(".")[0]))
 
 
+@lru_cache(maxsize=20_000)
 def blocking(name: str) -> bool:
     """Tell whether a call waits for something that need not come: a lock, a queue, a sleep."""
     if _BLOCKING.search(name):
@@ -298,6 +309,7 @@ def sync_method(tail: str) -> bool:
     return tail in _SYNC_METHODS
 
 
+@lru_cache(maxsize=20_000)
 def sync_function(name: str) -> bool:
     """Tell whether a function waits for the device, or needs a tensor's content on the host."""
     return bool(_SYNC_FUNCTIONS.search(name))
