@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from hangdoctor.check.model import Cell, NotChecked, Same, Subject
 from hangdoctor.check.readers import readers_in
 from hangdoctor.check.reading.findings import ROWS, Pair, cells
-from hangdoctor.check.reading.source import compare, parse
+from hangdoctor.check.reading.source import Source, compare, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,12 +30,17 @@ def read(subject: Subject, package: Path | None) -> dict[str, Cell]:
     if not subject.files:
         return {row: Same() for row in ROWS}
     main, *beside = subject.files
-    stock = parse(main.stock, main.path, _module(main.path)) if main.stock is not None else None
+    stock = _stock(main.stock, main.path) if main.stock is not None else None
     patched = [compare(parse(main.text, main.path, _module(main.path)), stock)]
     for one in beside:
         other = parse(one.stock, one.path) if one.stock is not None else None
         patched.append(compare(parse(one.text, one.path, _module(one.path)), other))
     return cells(Pair(tuple(patched), stock), readers_in(package, main.path))
+
+
+@lru_cache(maxsize=4)
+def _stock(text: str, path: str) -> Source:
+    return parse(text, path, _module(path))
 
 
 def _module(path: str) -> str:

@@ -79,10 +79,9 @@ def _cells(pair: Pair, readers: Callable[[str], tuple[str, ...]]) -> dict[str, C
         return {row: Same(note="no statement differs") for row in ROWS}
     ranks = _ranks(pair.patched)
     by_rank = {rank: follow(pair.patched, Scenario(rank=rank)) for rank in ranks}
-    stock = (pair.stock,) if pair.stock else ()
-    of_stock = _Stock(stock)
+    of_stock = _stock(pair.stock)
     found["collectives"] += _divergences(by_rank, of_stock)
-    found["collectives"] += _one_sided(by_rank[0], new)
+    found["collectives"] += _one_sided(by_rank, new)
     notes["collectives"] += _new_collectives(by_rank, new)
     extend = follow(pair.patched, Scenario(rank=0, mode="EXTEND", capturing=False))
     _returns(extend, of_stock, found)
@@ -116,6 +115,11 @@ class _Stock:
         if scenario not in self._known:
             self._known[scenario] = follow(self._sources, scenario)
         return self._known[scenario]
+
+
+@lru_cache(maxsize=4)
+def _stock(source: Source | None) -> _Stock:
+    return _Stock((source,) if source else ())
 
 
 class _Divergence(NamedTuple):
@@ -268,9 +272,9 @@ def _phase(event: Event) -> Phase | None:
     return None
 
 
-def _one_sided(reached: Reached, new: frozenset[int]) -> Iterator[Difference]:
+def _one_sided(by_rank: dict[int, Reached], new: frozenset[int]) -> Iterator[Difference]:
     halves: dict[str, Event] = {}
-    for event in reached.events:
+    for event in (one for reached in by_rank.values() for one in reached.events):
         if event.kind == "p2p":
             halves.setdefault(event.name.split("\0")[0], event)
     if len(halves) == 1 and _is_new(event := next(iter(halves.values())), new):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from hangdoctor.check.reading import vocabulary as words
@@ -773,7 +774,11 @@ class _Interpreter:
             return Ext(f"{owner.name}.{attr}")
         holder = _holder(owner)
         if (holder, attr) in state.heap:
-            return state.heap[(holder, attr)]
+            value = state.heap[(holder, attr)]
+            if isinstance(value, Sym) and not value.name:
+                # What it came from has no name, so the attribute's tells what it is.
+                return replace(value, name=f"{holder}.{attr}")
+            return value
         if isinstance(owner, Inst | Cls):
             name = owner.name if isinstance(owner, Inst) else owner.node.name
             found = self._method(name, attr)
@@ -1476,15 +1481,12 @@ class _Interpreter:
         keywords: dict[str, Value],
         state: _State,
     ) -> None:
-        if not self._is_parallel_name(name):
+        if words.last(_dotted(node.func)) not in _TAKES_A_TENSOR:
             return
         for value in (*args, *keywords.values()):
             for option, guards, _ in self._options(value, state):
                 if isinstance(option, Seq) and option.kind == "tuple" and option.low > 0:
                     self._event("tuple", name, node, guards=guards, value=option)
-
-    def _is_parallel_name(self, name: str) -> bool:
-        return words.last(name) in ("logits_processor", "norm", "lm_head", "layer")
 
     def _hand_over(self, name: str, node: ast.Call, values: Iterable[Value], state: _State) -> None:
         """Follow functions that are given away: hooks run in forwards, others are called now."""
@@ -1741,6 +1743,7 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.BitAnd: operator.and_,
 }
+_TAKES_A_TENSOR = frozenset({"logits_processor", "norm", "lm_head", "layer"})
 _GROWS = frozenset(
     {"append", "extend", "add", "update", "insert", "clear", "pop", "setdefault", "remove"}
 )

@@ -25,7 +25,7 @@ _ON_A_GROUP = re.compile(r"^(broadcast|gather|scatter|reduce|coalescing_manager|
 _NO_COLLECTIVE = re.compile(
     r"^(is|can|should|use|has|get|needs|supports|enable|disable|set|register|init|make|build|"
     r"maybe_use|can_use|prepare|create|compute)_|_(enabled|size|config|hook|mode|kwargs|args|"
-    r"buffer|buffers|stream|len|lens|list|info|event|fn|func|op_name|ctx|context)$"
+    r"buffer|buffers|stream|len|lens|info|event|fn|func|op_name|ctx|context)$"
 )
 _POINT_TO_POINT = re.compile(
     r"^(batch_)?i?(send|recv)(_?(object|tensor|tensor_dict|object_list|any_source))*s?(_list)?$"

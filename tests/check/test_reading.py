@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+from variants import BREAKS, HANGS, HEALTHY, INVASIVE, PATH, STOCK, WHOLE, patched
+
+from hangdoctor import patches
+from hangdoctor.check.model import PatchedFile, Place, Subject
+from hangdoctor.check.reading import read
+from hangdoctor.check.verdict import judge
+from hangdoctor.errors import InputError
+
+
+def verdict(text, stock=STOCK, companions=()):
+    files = (PatchedFile(path=PATH, stock=stock, text=text),)
+    files += tuple(
+        PatchedFile(path=f"sglang/srt/models/{name}", stock=None, text=body)
+        for name, body in companions
+    )
+    subject = Subject(name="mine", title="", files=files)
+    return judge(subject, read(subject, None))
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_ranks_that_do_not_meet_would_hang(name):
+    found = verdict(patched(**HANGS[name]))
+    assert found.kind == "hangs", found
+    assert found.places
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_what_raises_in_a_forward_or_a_capture_breaks(name):
+    found = verdict(patched(**BREAKS[name]))
+    assert found.kind == "breaks", found
+    assert found.places
+
+
+@pytest.mark.parametrize("name", INVASIVE)
+def test_what_stock_code_sees_is_invasive(name):
+    assert verdict(patched(**INVASIVE[name])).kind == "invasive"
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_near_miss_is_no_difference(name):
+    assert verdict(patched(**HEALTHY[name])).kind == "no-difference"
+
+
+def test_the_decisive_line_is_that_of_the_collective():
+    text = patched(**HANGS["rank-compared"])
+    line = next(
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() == "tensor_model_parallel_all_gather(hidden_states, dim=0)"
+    )
+    found = verdict(text)
+    assert found.places[0] == Place(file=PATH, line=line)
+    assert found.ranks == ("TP0",)
+
+
+def test_what_may_differ_between_ranks_is_said_with_doubt():
+    assert verdict(patched(**HANGS["file-exists"])).title.startswith("may hang")
+
+
+@pytest.mark.parametrize(
+    ("patch", "kind"), [("hs-dump-v1", "invasive"), ("hs-dump-v2", "no-difference")]
+)
+def test_the_shipped_patches_are_what_they_are(patch, kind):
+    made = patches.transform(patch, WHOLE)
+    assert verdict(made.source, WHOLE, made.companions).kind == kind
+
+
+def test_stock_itself_and_stock_laid_out_anew_are_no_difference():
+    assert verdict(STOCK).kind == "no-difference"
+    assert verdict(STOCK.replace("\n\n\n", "\n\n").replace('"', "'")).kind == "no-difference"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def f(:\n", "a = \0", "-" * 1_000_000 + "1", "(" * 100_000, "x" + ".a" * 200_000],
+)
+def test_a_file_that_is_no_python_is_one_line(text):
+    with pytest.raises(InputError) as refused:
+        verdict(text)
+    assert "\n" not in str(refused.value)
