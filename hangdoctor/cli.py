@@ -516,6 +516,10 @@ def diff_logs(
 
 @app.command("check-patch")
 def check_patch(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help="Launch this for each column."),
+    ] = None,
     *,
     depth: Annotated[
         Literal["reading", "running", "launching"] | None,
@@ -534,6 +538,10 @@ def check_patch(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit code 1 for an invasive patch too.")
     ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="S", min=1.0, help="For each launch to get ready."),
+    ] = 300.0,
     format: Format = "text",  # noqa: A002  # the option's name
 ) -> None:
     """Compare stock, the hidden-state patches or one's own: what they would change, or hang.
@@ -546,7 +554,16 @@ def check_patch(
     from hangdoctor.commands.check_patch import check_patch as run
 
     _exit(
-        run(depth=depth, python=python, file=file, patch=patch, strict=strict, output=format),
+        run(
+            depth=depth,
+            python=python,
+            file=file,
+            patch=patch,
+            strict=strict,
+            output=format,
+            command=command or (),
+            timeout_s=timeout,
+        ),
         starting=0,
     )
 

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hangdoctor.check import environment, subjects
-from hangdoctor.check.model import DEPTHS, ROWS, Check, Column, Depth
+from hangdoctor.check.model import ROWS, Check, Column, Depth
 from hangdoctor.check.reading import read
 from hangdoctor.check.verdict import judge
+from hangdoctor.commands.interrupt import ended_in_order
+from hangdoctor.commands.sources import engine_for
 from hangdoctor.errors import InputError, UsageError
 from hangdoctor.render.check import to_json, to_text
-from hangdoctor.streams import put
+from hangdoctor.streams import put, say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hangdoctor.check.model import Cell, Subject, Verdict
 
 RENDERERS = {"text": to_text, "json": to_json}
@@ -29,6 +33,8 @@ def check_patch(
     patch: Path | None,
     strict: bool,
     output: str,
+    command: Sequence[str] = (),
+    timeout_s: float = 300.0,
 ) -> int:
     """Print the table; return 1 where a patch breaks or hangs, 3 where nothing was checked, else 0.
 
@@ -38,10 +44,13 @@ def check_patch(
     """
     if file and patch:
         raise UsageError("--file and --patch exclude each other", hint="give one of them")
-    if depth not in (None, "reading"):
+    if depth == "running":
         raise UsageError(
-            f"--depth {depth} is not built yet", hint="hangdoctor check-patch --depth reading"
+            "--depth running is not built yet", hint="hangdoctor check-patch --depth launching"
         )
+    if command and depth == "reading":
+        raise UsageError("-- COMMAND launches", hint="leave --depth reading out")
+    launches = depth == "launching" or bool(command)
     world = environment.find(python or Path(sys.executable))
     notes: list[str] = []
     if world.packages is None:
@@ -61,16 +70,34 @@ def check_patch(
                 hint="hangdoctor check-patch --python /path/to/venv/bin/python",
             )
     package = world.packages / environment.PACKAGE if world.packages else None
-    checked = [_column(one, package) for one in (subjects.STOCK, *columns)]
+    found = {one.name: dict(read(one, package)) for one in (subjects.STOCK, *columns)}
+    if launches:
+        from hangdoctor.check.launching import launch_all
+
+        with ended_in_order():
+            launched = launch_all(
+                (subjects.STOCK, *columns),
+                world,
+                engine_for(command, environment.PACKAGE),
+                command=command,
+                timeout_s=timeout_s,
+                say=say,
+            )
+        for name, cells in launched.items():
+            found[name] |= cells
+    checked = [_column(one, found[one.name]) for one in (subjects.STOCK, *columns)]
+    depths: tuple[Depth, ...] = ("reading", "launching") if launches else ("reading",)
     put(
         RENDERERS[output](
             Check(
                 engine=environment.PACKAGE if package else "",
                 version=world.version,
                 package=str(package or ""),
-                depth="reading",
-                shallower_because="running and launching are not built yet",
-                rows=tuple(row for row in ROWS if DEPTHS.index(row.depth) == 0),
+                depth=depths[-1],
+                shallower_because=""
+                if launches
+                else "a server is started only by --depth launching or -- COMMAND",
+                rows=tuple(row for row in ROWS if row.depth in depths),
                 columns=tuple(checked),
                 notes=tuple(notes),
             )
@@ -79,8 +106,7 @@ def check_patch(
     return _exit_code([one.verdict for one in checked[1:]], strict=strict)
 
 
-def _column(subject: Subject, package: Path | None) -> Column:
-    cells: dict[str, Cell] = read(subject, package)
+def _column(subject: Subject, cells: dict[str, Cell]) -> Column:
     return Column(
         name=subject.name,
         title=subject.title,

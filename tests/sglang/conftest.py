@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import sglang_lab
 
-collect_ignore = ["stubs", "make_model.py"]  # they run in SGLang's environment, not in ours
-
 
 def pytest_collection_modifyitems(items):
     for item in items:

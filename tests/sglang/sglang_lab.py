@@ -26,11 +26,14 @@ from typing import TYPE_CHECKING
 import psutil
 from sglang_patches import PATCHES, RELATIVE_PATH
 
+from hangdoctor.check import stage
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 HERE = Path(__file__).parent
-STUBS = HERE / "stubs"
+STAGE = Path(stage.__file__).parent
+STUBS = STAGE / "stand_ins"
 SLOW_FILES = HERE.parent / "programs" / "slow_files.py"
 ENVIRONMENT_VARIABLE = "HANGDOCTOR_SGLANG_ENV"
 READY = r"The server is fired up and ready to roll!"
@@ -436,11 +439,11 @@ def _installed(cache: Path) -> Path:
 
 
 def _made_model(cache: Path, root: Path, size: str = "tiny") -> Path:
-    model = cache / f"{size}-deepseek-v2-{_hash([(HERE / 'make_model.py').read_bytes()])}"
+    model = cache / f"{size}-deepseek-v2-{_hash([(STAGE / 'make_model.py').read_bytes()])}"
     if not model.exists():
         unfinished = model.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        _run([str(root / "bin" / "python"), str(HERE / "make_model.py"), str(unfinished), size])
+        _run([str(root / "bin" / "python"), str(STAGE / "make_model.py"), str(unfinished), size])
         unfinished.rename(model)
     return model
 
