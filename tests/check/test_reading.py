@@ -4,7 +4,7 @@ import pytest
 from variants import BREAKS, HANGS, HEALTHY, INVASIVE, PATH, STOCK, WHOLE, patched
 
 from hangdoctor import patches
-from hangdoctor.check.model import PatchedFile, Place, Subject
+from hangdoctor.check.model import PatchedFile, Place, Same, Subject
 from hangdoctor.check.reading import read
 from hangdoctor.check.verdict import judge
 from hangdoctor.errors import InputError
@@ -66,6 +66,20 @@ def test_what_may_differ_between_ranks_is_said_with_doubt():
 def test_the_shipped_patches_are_what_they_are(patch, kind):
     made = patches.transform(patch, WHOLE)
     assert verdict(made.source, WHOLE, made.companions).kind == kind
+
+
+def test_v2_works_in_extend_on_one_rank_alone():
+    made = patches.transform("hs-dump-v2", WHOLE)
+    files = (
+        PatchedFile(path=PATH, stock=WHOLE, text=made.source),
+        *(
+            PatchedFile(path=f"sglang/srt/models/{name}", stock=None, text=body)
+            for name, body in made.companions
+        ),
+    )
+    # In a mixed batch it only says, once, that it does not dump it.
+    cells = read(Subject(name="v2", title="", files=files), None)
+    assert cells["forward-modes"] == Same(note="new code in EXTEND, MIXED: TP0 alone")
 
 
 def test_stock_itself_and_stock_laid_out_anew_are_no_difference():

@@ -284,7 +284,9 @@ class _Interpreter:
             self._step()
             if id(node) in self.frames[-1].source.new:
                 self.touched.add(self.root)
-            if self.root_kind == "forward":
+            # What only an exception brings is no work of the mode.
+            handles = any(one.taken and one.text.endswith(" raises") for one in state.guards)
+            if self.root_kind == "forward" and not handles:
                 place = (node, self.frames[-1].source)
                 self.in_forward[id(node)] = place
                 if self.layers_depth:
