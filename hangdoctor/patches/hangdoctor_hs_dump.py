@@ -117,10 +117,10 @@ class HiddenStateDump:
     """What one rank dumps: which layers, as whom, and the thread that writes."""
 
     def __init__(
-        self, layer_ids: list[int], metadata: dict[str, str], hidden_size: int, writer: Writer
+        self, layer_ids: list[int], own_layers: range, metadata: dict[str, str], writer: Writer
     ) -> None:
         self.layer_ids = frozenset(layer_ids)
-        self.hidden_size = hidden_size
+        self.own_layers = own_layers
         self.metadata = metadata
         self.writer = writer
 
@@ -148,7 +148,8 @@ class HiddenStateDump:
         if batch is None:
             return
         try:
-            ids = sorted(layer_ids)
+            # A pipeline stage captures those of its own layers.
+            ids = sorted(layer for layer in layer_ids if layer in self.own_layers)
             if not isinstance(states, (list, tuple)):
                 states = states.chunk(len(ids), dim=-1)
             for layer_id, state in zip(ids, states, strict=True):
@@ -398,7 +399,8 @@ def _made(patch: str, model: Any, config: Any, directory: str) -> HiddenStateDum
     chosen, wrong = _chosen_layers(asked, layers, 1 if patch == "hs-dump-v1" else 0)
     if wrong:
         logger.warning("hidden states: %s=%s: left out: %s", LAYERS_VARIABLE, asked, wrong)
-    own = [layer for layer in chosen if model.start_layer <= layer < model.end_layer]
+    own_layers = range(model.start_layer, model.end_layer)
+    own = [layer for layer in chosen if layer in own_layers]
     if not own and not ranks["is_last_stage"]:
         return None
     name = f"hs-dp{ranks['dp_rank']}-pp{ranks['pp_rank']}-{os.getpid()}-{int(time.time() * 1e3):x}"
@@ -424,9 +426,7 @@ def _made(patch: str, model: Any, config: Any, directory: str) -> HiddenStateDum
             "Python, and is not dumped",
             graphs,
         )
-    return HiddenStateDump(
-        own, metadata, int(getattr(config, "hidden_size", 0)), Writer(directory, name)
-    )
+    return HiddenStateDump(own, own_layers, metadata, Writer(directory, name))
 
 
 def _ranks(model: Any) -> dict[str, int]:
