@@ -27,6 +27,7 @@ import psutil
 from sglang_patches import PATCHES, RELATIVE_PATH
 
 from hangdoctor.check import stage
+from hangdoctor.patches import COMPANION, companion_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,6 +76,9 @@ VARIANTS = {
     "good": Variant(),
     # The same with the progress bar of three real shards.
     "good-weights": Variant(weights=True),
+    # What the tool ships, at three of the five layers.
+    "hs-dump-v1": Variant(patch="hs-dump-v1", environment={"SGLANG_HS_DUMP_LAYERS": "1,2,4"}),
+    "hs-dump-v2": Variant(patch="hs-dump-v2", environment={"SGLANG_HS_DUMP_LAYERS": "1,2,4"}),
     # Complete invasive patch: ready, but `return_hidden_states` is not what it was.
     "v1": Variant(patch="v1"),
     # Half of it: an exception in the first forward ends the launch.
@@ -387,6 +391,7 @@ def overlay(environment: Environment, into: Path, patch: str | None) -> Path:
         stock = (source / name).read_text(encoding="utf-8")
         (target / name).unlink()
         (target / name).write_text(PATCHES[patch](stock), encoding="utf-8")
+        (target / COMPANION).write_text(companion_text(), encoding="utf-8")
     return into
 
 

@@ -5,6 +5,8 @@ All of them act only where SGLANG_HS_DUMP_DIR is set, as hooks that dump hidden 
 
 from __future__ import annotations
 
+from hangdoctor.patches import transform
+
 RELATIVE_PATH = "sglang/srt/models/deepseek_v2.py"
 
 _ON = 'os.environ.get("SGLANG_HS_DUMP_DIR")'
@@ -56,7 +58,19 @@ def hang_io(stock: str) -> str:
     return _on_rank_0_after_layer_2(stock, _OPEN_FIFO)
 
 
+def hs_dump_v1(stock: str) -> str:
+    """Apply the patch that the tool ships: flag and list, and a file a batch."""
+    return transform("hs-dump-v1", stock).source
+
+
+def hs_dump_v2(stock: str) -> str:
+    """Apply the patch that the tool ships: copies in the layer loop, and a file a batch."""
+    return transform("hs-dump-v2", stock).source
+
+
 PATCHES = {
+    "hs-dump-v1": hs_dump_v1,
+    "hs-dump-v2": hs_dump_v2,
     "v1": v1,
     "v1-flag": v1_flag,
     "hang-collective": hang_collective,
