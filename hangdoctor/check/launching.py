@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +28,7 @@ from hangdoctor.model import Header, LogSource, Struct
 from hangdoctor.patches.dumps import read_dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from hangdoctor.check.environment import Environment
     from hangdoctor.engines import Engine
@@ -106,7 +103,7 @@ def launch_all(
     """
     if world.packages is None or world.python is None:
         raise InputError("launching needs a Python that has SGLang", hint="--python PATH")
-    with _folder() as folder:
+    with stage.folder() as folder:
         shown = list(command) or _default_command(world, folder, say)
         ran: dict[str, Ran] = {}
         for number, subject in enumerate(subjects):
@@ -153,7 +150,7 @@ def _launch(
     packages = overlay(world.packages, folder / "packages", files)
     before = [str(packages)]
     if own:
-        before.append(str(_stand_ins(world.packages, folder / "stand_ins")))
+        before.append(str(stage.stand_ins(world.packages, folder / "stand_ins")))
     if os.environ.get("PYTHONPATH"):
         before.append(os.environ["PYTHONPATH"])
     environment = {"PYTHONPATH": os.pathsep.join(before), "PYTHONDONTWRITEBYTECODE": "1",
@@ -435,16 +432,6 @@ def _cpu_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _stand_ins(packages: Path, into: Path) -> Path:
-    """Link the stand-ins for what this environment lacks, and the repairs of SGLang on the CPU."""
-    into.mkdir()
-    for entry in (Path(stage.__file__).parent / "stand_ins").iterdir():
-        name = entry.name.removesuffix(".py")
-        if not (packages / name).exists() and name != "__pycache__":
-            (into / entry.name).symlink_to(entry)
-    return into
-
-
 # ---- questions
 
 
@@ -529,13 +516,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """Give a temporary folder of a short path: ZMQ's sockets lie in it, of 107 bytes at most."""
-    folder = Path(tempfile.mkdtemp(prefix="hd-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -44,12 +44,8 @@ def check_patch(
     """
     if file and patch:
         raise UsageError("--file and --patch exclude each other", hint="give one of them")
-    if depth == "running":
-        raise UsageError(
-            "--depth running is not built yet", hint="hangdoctor check-patch --depth launching"
-        )
-    if command and depth == "reading":
-        raise UsageError("-- COMMAND launches", hint="leave --depth reading out")
+    if command and depth in ("reading", "running"):
+        raise UsageError("-- COMMAND launches", hint=f"leave --depth {depth} out")
     launches = depth == "launching" or bool(command)
     world = environment.find(python or Path(sys.executable))
     notes: list[str] = []
@@ -71,6 +67,16 @@ def check_patch(
             )
     package = world.packages / environment.PACKAGE if world.packages else None
     found = {one.name: dict(read(one, package)) for one in (subjects.STOCK, *columns)}
+    runs = depth != "reading" and world.packages is not None and world.python is not None
+    if depth == "running" and not runs:
+        raise InputError("running needs a Python that has SGLang", hint="--python PATH")
+    if runs:
+        from hangdoctor.check.running import run_all
+
+        with ended_in_order():
+            ran = run_all((subjects.STOCK, *columns), world, say=say)
+        for name, cells in ran.items():
+            found[name] |= cells
     if launches:
         from hangdoctor.check.launching import launch_all
 
@@ -86,7 +92,11 @@ def check_patch(
         for name, cells in launched.items():
             found[name] |= cells
     checked = [_column(one, found[one.name]) for one in (subjects.STOCK, *columns)]
-    depths: tuple[Depth, ...] = ("reading", "launching") if launches else ("reading",)
+    depths: tuple[Depth, ...] = (
+        "reading",
+        *(("running",) if runs else ()),
+        *(("launching",) if launches else ()),
+    )
     put(
         RENDERERS[output](
             Check(
@@ -94,9 +104,7 @@ def check_patch(
                 version=world.version,
                 package=str(package or ""),
                 depth=depths[-1],
-                shallower_because=""
-                if launches
-                else "a server is started only by --depth launching or -- COMMAND",
+                shallower_because=_shallower_because(depths, depth),
                 rows=tuple(row for row in ROWS if row.depth in depths),
                 columns=tuple(checked),
                 notes=tuple(notes),
@@ -104,6 +112,14 @@ def check_patch(
         )
     )
     return _exit_code([one.verdict for one in checked[1:]], strict=strict)
+
+
+def _shallower_because(depths: tuple[Depth, ...], asked: Depth | None) -> str:
+    if depths[-1] in (asked, "launching"):
+        return ""
+    if depths[-1] == "reading":
+        return "running needs a Python that has SGLang: --python PATH"
+    return "a server is started only by --depth launching or -- COMMAND"
 
 
 def _column(subject: Subject, cells: dict[str, Cell]) -> Column:

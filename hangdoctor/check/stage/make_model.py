@@ -18,6 +18,19 @@ VOCAB_SIZE = 320
 
 
 def main(directory: Path, *, large: bool) -> None:
+    config, ids = describe(directory, large=large)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(directory), torch_dtype=torch.float32
+    )
+    model.save_pretrained(directory, max_shard_size="8MB" if large else "500KB")
+    # save_pretrained rewrites the config its own way; SGLang gets the one above.
+    _write(directory / "config.json", config)
+    _write(directory / "generation_config.json", ids)
+
+
+def describe(directory: Path, *, large: bool = False) -> tuple[dict, dict]:
+    """Write config and tokenizer, without weights; return the config and the special tokens."""
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = _write_tokenizer(directory)
     ids = {"bos_token_id": vocabulary["<|bos|>"], "eos_token_id": vocabulary["<|eos|>"]}
@@ -69,14 +82,7 @@ def main(directory: Path, *, large: bool) -> None:
         "seq_aux": True,
     }
     _write(directory / "config.json", config)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.from_pretrained(directory), torch_dtype=torch.float32
-    )
-    model.save_pretrained(directory, max_shard_size="8MB" if large else "500KB")
-    # save_pretrained rewrites the config its own way; SGLang gets the one above.
-    _write(directory / "config.json", config)
-    _write(directory / "generation_config.json", ids)
+    return config, ids
 
 
 def _write_tokenizer(directory: Path) -> dict[str, int]:
