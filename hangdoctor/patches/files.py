@@ -73,6 +73,7 @@ def apply(name: str, path: Path, *, dry_run: bool = False) -> Applied:
     patched = transform(name, text)
     if dry_run:
         return Applied(path=path, before=text, patched=patched, backup=None)
+    _refuse_read_only(path)
     backup = _backup_of(path)
     companion = path.with_name(COMPANION)
     wanted = companion_text().encode()
@@ -110,6 +111,7 @@ def revert(path: Path) -> str:
             f"{path} was changed after it was patched; what was changed would be lost",
             hint=f"diff {backup} {path}; to give it up: mv {backup} {path}",
         )
+    _refuse_read_only(path)
     companion = path.with_name(COMPANION)
     with _said(path):
         if data != original:
@@ -132,6 +134,12 @@ def _read(path: Path) -> tuple[bytes, str]:
         return data, data.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8: byte {error.start}", hint=_WHERE) from error
+
+
+def _refuse_read_only(path: Path) -> None:
+    """Refuse where nobody may write; its folder would let it be replaced, and root always."""
+    if not path.stat().st_mode & 0o222:
+        raise InputError(f"{path} is read-only", hint=f"chmod u+w {path}")
 
 
 def _backup_of(path: Path) -> Path:

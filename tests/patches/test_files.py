@@ -140,6 +140,20 @@ def test_what_cannot_be_patched_is_one_line_and_2(content, said, model):
     assert set(model.parent.iterdir()) == names
 
 
+def test_a_read_only_file_stays_as_it_is(model):
+    model.chmod(0o440)
+    done = patch("apply", "hs-dump-v2", model)
+    assert (done.returncode, folder(model)) == (2, {model.name: STOCK.encode()})
+    assert f"{model} is read-only\n  chmod u+w {model}" in done.stderr
+    assert patch("apply", "hs-dump-v2", model, "--dry-run").returncode == 0
+    model.chmod(0o640)
+    patch("apply", "hs-dump-v2", model)
+    model.chmod(0o440)
+    done = patch("revert", model)
+    assert done.returncode == 2
+    assert "is read-only" in done.stderr
+
+
 def test_a_folder_that_cannot_be_written_leaves_the_file_alone(model):
     command = [sys.executable, "-m", "hangdoctor", "patch", "apply", "hs-dump-v2", str(model)]
     limit = (

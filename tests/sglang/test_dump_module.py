@@ -14,7 +14,7 @@ from hangdoctor.patches import COMPANION
 from hangdoctor.patches.dumps import read_dumps
 
 MODULE = Path(hangdoctor.patches.__file__).with_name(COMPANION)
-SCRIPT = Path(__file__).with_name("use_dump_module.py")
+SCRIPT = Path(__file__).parents[1] / "programs" / "use_dump_module.py"
 A_WAIT_S = 5.0
 """Far above what a forward takes here, and below any time-out: what waits does not end at all."""
 
