@@ -546,8 +546,9 @@ def check_patch(
 ) -> None:
     """Compare stock, the hidden-state patches or one's own: what they would change, or hang.
 
-    Nothing of the patched file is imported or run. Exit code 0: no difference, or invasive;
-    1: it breaks or hangs; 3: nothing could be checked.
+    Where --python has SGLang, its own Python runs the patched forward on the CPU, in a process of
+    its own; --depth reading runs nothing. Exit code 0: no difference, or invasive; 1: it breaks or
+    hangs; 3: nothing could be checked.
 
     Example: hangdoctor check-patch --file patched_deepseek_v2.py
     """

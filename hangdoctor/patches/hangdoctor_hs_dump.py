@@ -7,9 +7,11 @@ there. It acts only where SGLANG_HS_DUMP_DIR is set when the server starts:
     SGLANG_HS_DUMP_LAYERS  layer ids, such as 3,31,59; the state of id i is the input of layer i
 
 Two rules hold for all that a forward calls: it never raises, and it never waits for a disk. The
-states are copied to the host on the stream of the forward; a thread writes them. Where that thread
-falls behind, or a write fails, batches are lost: their numbers are missing among the files, and one
-line in the log says why, not one a batch.
+states are copied to the host on the stream of the forward; a thread writes them. New pinned memory
+for a copy takes its time: on an H200 up to 0.2 s for a batch of 4096 tokens and four states 7168
+wide, 0.6 ms where memory of an earlier batch is free again. Where the thread falls behind, or a
+write fails, batches are lost: their numbers are missing among the files, and one line in the log
+says why, not one a batch.
 
 A file is one EXTEND batch of one rank, in the safetensors format, written under another name and
 renamed when it is complete:

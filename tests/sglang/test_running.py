@@ -27,7 +27,7 @@ def of(name, world, change):
 
 
 def test_running_comes_to_what_real_launches_showed(sglang_environment, monkeypatch):
-    monkeypatch.setenv("HANGDOCTOR_FORWARD_LIMIT_S", "15")
+    monkeypatch.setenv("HANGDOCTOR_FORWARD_LIMIT_S", "10")
     world = environment.find(sglang_environment.root)
     before = (world.packages / environment.MODEL_FILE).read_bytes()
     columns = (
