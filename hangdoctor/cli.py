@@ -535,6 +535,13 @@ def check_patch(
     patch: Annotated[
         Path | None, typer.Option("--patch", metavar="F.diff", help="A unified diff of one's own.")
     ] = None,
+    log: Annotated[
+        str | None,
+        typer.Option("--log", metavar="FILE|-", help="Log of a launch with the patch that failed."),
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option("--record", metavar="DIR", help="Keep what was launched.")
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit code 1 for an invasive patch too.")
     ] = False,
@@ -560,6 +567,8 @@ def check_patch(
             python=python,
             file=file,
             patch=patch,
+            log=log,
+            record=record,
             strict=strict,
             output=format,
             command=command or (),

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from hangdoctor import __version__
 from hangdoctor.check import stage
+from hangdoctor.check.logs import NOT_YET_RUN
 from hangdoctor.check.model import ROWS, Cell, Difference, Differs, NotChecked, Same, Subject
 from hangdoctor.check.overlay import overlay
 from hangdoctor.check.verdict import worst_first
-from hangdoctor.commands.diff_logs import compare_logs
 from hangdoctor.diagnose import diagnose
 from hangdoctor.endpoint import Endpoint, endpoint_of, is_open
 from hangdoctor.errors import HangdoctorError, InputError
@@ -26,12 +26,14 @@ from hangdoctor.live import Live
 from hangdoctor.logs.timeline import phase_durations
 from hangdoctor.model import Header, LogSource, Struct
 from hangdoctor.patches.dumps import read_dumps
+from hangdoctor.recording import LOG_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hangdoctor.check.environment import Environment
     from hangdoctor.engines import Engine
+    from hangdoctor.logs.diff import LogDiff
 
 KEYS = tuple(row.key for row in ROWS if row.depth == "launching")
 PROMPTS = ("The server is", "1 2 3 4 5", "Once upon a time there was a small model")
@@ -65,14 +67,14 @@ class Ran(Struct, frozen=True):
     Attributes:
         state, phase, culprits, title: of the diagnosis at the end of the start.
         ready_s: from the start to ready; None where it never was. durations_s: of each phase.
-        log: its log, kept until all have run.
+        seen: its recording, with its log.
         answers: None where it was not asked, or did not answer; later: the diagnosis by then.
         left: what did not end; dumps: what is off in them, and what was found.
     """
 
     state: str
     title: str
-    log: Path
+    seen: Path
     phase: Any = None
     culprits: tuple[str, ...] = ()
     ready_s: float | None = None
@@ -94,9 +96,21 @@ def launch_all(
     *,
     command: Sequence[str],
     timeout_s: float,
+    records: Path,
+    differ: Callable[[Path, Path], LogDiff],
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Cell]]:
     """Return the cells of each column, launched one after the other; stock must come first.
+
+    Args:
+        subjects: the columns.
+        world: whose SGLang is launched.
+        engine: of its logs.
+        command: with "{port}" where the port belongs; empty for a tiny model on the CPU.
+        timeout_s: for each to get ready.
+        records: a directory in which each column gets one, of the recording of its launch.
+        differ: compares a log with the good one before it.
+        say: talks of what is done.
 
     Raises:
         InputError: the environment cannot be launched.
@@ -117,6 +131,7 @@ def launch_all(
                 world,
                 engine,
                 folder / subject.name,
+                records / subject.name,
                 timeout_s=timeout_s,
                 own=not command,
                 command=words,
@@ -127,7 +142,7 @@ def launch_all(
             )
         stock = ran.get("stock")
         return {
-            subject.name: _cells(subject, ran.get(subject.name), stock, engine)
+            subject.name: _cells(subject, ran.get(subject.name), stock, differ)
             for subject in subjects
         }
 
@@ -137,6 +152,7 @@ def _launch(
     world: Environment,
     engine: Engine,
     folder: Path,
+    seen: Path,
     *,
     command: list[str],
     timeout_s: float,
@@ -163,7 +179,8 @@ def _launch(
             f"port {endpoint.port} is in use: an old server would answer",
             hint=f"ss -ltnp 'sport = :{endpoint.port}'",
         )
-    log = folder / "server.log"
+    log = seen / LOG_NAME
+    seen.mkdir(parents=True, exist_ok=True)
     began_s = time.monotonic()
     answers: Future[Answers] = Future()
     ready_s: float | None = None
@@ -179,7 +196,7 @@ def _launch(
             log=LogSource(origin=str(log)),
         )
         with Live(
-            (started.pid,), engine, header, log=log, interval_s=1.0, started=started, own_log=False
+            (started.pid,), engine, header, log=log, record=seen, started=started, own_log=True
         ) as live:
             asked_s = None
             for facts in live.looks():
@@ -199,7 +216,7 @@ def _launch(
             facts = live.finish(wait=False)
             found = diagnose(facts, live.engine)
         got, asked = _got(answers, asked=asked_s is not None)
-        wrong, seen, writers = _dumps(dumps, wanted=got is not None and bool(subject.files))
+        wrong, dumped, writers = _dumps(dumps, wanted=got is not None and bool(subject.files))
         ended = keeper.end()
         left = what_is_left(ended)
         if endpoint.local and _still_open(endpoint):
@@ -207,7 +224,7 @@ def _launch(
     return Ran(
         state="ready" if got is not None else found.state,
         title=found.title,
-        log=log,
+        seen=seen,
         phase=found.phase,
         culprits=found.culprits,
         ready_s=ready_s,
@@ -219,7 +236,7 @@ def _launch(
         left=tuple(left),
         killed=ended.killed,
         ended_s=ended.took_s,
-        dumps=seen,
+        dumps=dumped,
         dumps_wrong=wrong,
         writers=writers,
     )
@@ -228,14 +245,19 @@ def _launch(
 # ---- the cells
 
 
-def _cells(subject: Subject, ran: Ran | None, stock: Ran | None, engine: Engine) -> dict[str, Cell]:
+def _cells(
+    subject: Subject,
+    ran: Ran | None,
+    stock: Ran | None,
+    differ: Callable[[Path, Path], LogDiff],
+) -> dict[str, Cell]:
     if ran is None:
         return {key: NotChecked(why=subject.refused) for key in KEYS}
     diff = None
     why = "stock itself was not ready"
     if stock is not None and stock is not ran and stock.answers is not None:
         try:
-            diff, _ = compare_logs([str(stock.log), str(ran.log)], engine.name)
+            diff = differ(stock.seen / LOG_NAME, ran.seen / LOG_NAME)
         except HangdoctorError as error:
             why = str(error)
     cells: dict[str, Cell] = {}
@@ -271,7 +293,7 @@ def _ready(ran: Ran, *, forward_ran: bool | None) -> Cell:
     if ran.state in ("hung", "dead") or ran.ready_s is not None:
         if ran.state == "hung" and forward_ran is False:
             return NotChecked(
-                why=f"{ran.title}; {not_yet_run()}",
+                why=f"{ran.title}; {NOT_YET_RUN}",
             )
         when = "when it was asked: " if ran.ready_s is not None else ""
         return Differs(
@@ -286,14 +308,6 @@ def _ready(ran: Ran, *, forward_ran: bool | None) -> Cell:
             )
         )
     return NotChecked(why=f"neither ready nor hung in time: {ran.title}")
-
-
-def not_yet_run() -> str:
-    """Return what holds where a log has no line of a first forward."""
-    return (
-        "no forward has run, so a patch of forward alone has not run either and is not to blame: "
-        "look for a slow copy after the bar is full, a rank without `Load weight end`, a dead child"
-    )
 
 
 def _times(ran: Ran, stock: Ran | None) -> Cell:
@@ -428,6 +442,8 @@ def _cpu_environment(folder: Path) -> dict[str, str]:
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_HS_DUMP_LAYERS": LAYERS,
         "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cpus[at % len(cpus)]) for at in range(2)),
+        # PyTorch may come with NCCL, which SGLang would then use on the CPU too, and fail.
+        "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
         "TORCHDYNAMO_DISABLE": "1",  # the first prefill compiles for 20 s otherwise
     }
 

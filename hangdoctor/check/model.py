@@ -96,6 +96,7 @@ ROWS: tuple[Row, ...] = (
     Row(key="forward-modes", title="forward modes of new code", depth="reading"),
     Row(key="layer-loop", title="new work in the layer loop", depth="reading"),
     Row(key="graph-replay", title="where graphs replay", depth="reading"),
+    Row(key="log", title="the log of a launch with it", depth="reading"),
     Row(key="run-extend", title="forward: EXTEND", depth="running"),
     Row(key="run-decode", title="forward: DECODE", depth="running"),
     Row(key="run-idle", title="forward: IDLE", depth="running"),

@@ -157,6 +157,7 @@ def _start(subject: Subject, world: Environment, folder: Path, keepers: ExitStac
         "TMPDIR": str(folder),
         "HF_HUB_OFFLINE": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",  # see launching.py
         "SGLANG_HS_DUMP_DIR": str(folder / "dumps"),
         "SGLANG_HS_DUMP_LAYERS": LAYERS,
         "TORCHDYNAMO_DISABLE": "1",

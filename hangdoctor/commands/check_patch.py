@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hangdoctor.check import environment, subjects
-from hangdoctor.check.model import ROWS, Check, Column, Depth
-from hangdoctor.check.reading import read
+from hangdoctor.check.model import ROWS, Check, Column, Depth, Differs, NotChecked
+from hangdoctor.check.reading import before_a_forward, read
 from hangdoctor.check.verdict import judge
 from hangdoctor.commands.interrupt import ended_in_order
-from hangdoctor.commands.sources import engine_for
+from hangdoctor.commands.sources import as_file, engine_for
 from hangdoctor.errors import InputError, UsageError
 from hangdoctor.render.check import to_json, to_text
 from hangdoctor.streams import put, say
@@ -19,10 +21,20 @@ from hangdoctor.streams import put, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hangdoctor.check.environment import Environment
     from hangdoctor.check.model import Cell, Subject, Verdict
+    from hangdoctor.engines import Engine
 
 RENDERERS = {"text": to_text, "json": to_json}
 NOTHING_CHECKED = 3
+_NO_STOCK = (
+    "this Python has no SGLang: a file is read alone, all of it counts as new; "
+    "name one with --python"
+)
+_OF_A_PATCH = NotChecked(why="the log is that of a launch with a patch")
+
+Found = dict[str, dict[str, "Cell"]]
+"""Cells by column and row."""
 
 
 def check_patch(
@@ -31,6 +43,8 @@ def check_patch(
     python: Path | None,
     file: Path | None,
     patch: Path | None,
+    log: str | None,
+    record: Path | None,
     strict: bool,
     output: str,
     command: Sequence[str] = (),
@@ -47,56 +61,28 @@ def check_patch(
     if command and depth in ("reading", "running"):
         raise UsageError("-- COMMAND launches", hint=f"leave --depth {depth} out")
     launches = depth == "launching" or bool(command)
+    if record and not launches:
+        raise UsageError("--record keeps what was launched", hint="add --depth launching")
     world = environment.find(python or Path(sys.executable))
-    notes: list[str] = []
-    if world.packages is None:
-        notes.append(
-            "this Python has no SGLang: a file is read alone, all of it counts as new; "
-            "name one with --python"
-        )
-    if file:
-        columns = [subjects.of_file(file, world)]
-    elif patch:
-        columns = [subjects.of_diff(patch, world)]
-    else:
-        columns = list(subjects.shipped(world))
-        if not columns:
-            raise InputError(
-                f"there is no SGLang in {python or sys.executable}",
-                hint="hangdoctor check-patch --python /path/to/venv/bin/python",
-            )
-    package = world.packages / environment.PACKAGE if world.packages else None
-    found = {one.name: dict(read(one, package)) for one in (subjects.STOCK, *columns)}
+    columns = (subjects.STOCK, *_columns(world, file, patch, python or Path(sys.executable)))
     runs = depth != "reading" and world.packages is not None and world.python is not None
     if depth == "running" and not runs:
         raise InputError("running needs a Python that has SGLang", hint="--python PATH")
-    if runs:
-        from hangdoctor.check.running import run_all
+    package = world.packages / environment.PACKAGE if world.packages else None
+    found = {one.name: dict(read(one, package)) for one in columns}
+    depths: list[Depth] = ["reading"]
+    with ended_in_order():
+        if log is not None:
+            _add(found, _logged(columns, log))
+        if runs:
+            from hangdoctor.check.running import run_all
 
-        with ended_in_order():
-            ran = run_all((subjects.STOCK, *columns), world, say=say)
-        for name, cells in ran.items():
-            found[name] |= cells
-    if launches:
-        from hangdoctor.check.launching import launch_all
-
-        with ended_in_order():
-            launched = launch_all(
-                (subjects.STOCK, *columns),
-                world,
-                engine_for(command, environment.PACKAGE),
-                command=command,
-                timeout_s=timeout_s,
-                say=say,
-            )
-        for name, cells in launched.items():
-            found[name] |= cells
-    checked = [_column(one, found[one.name]) for one in (subjects.STOCK, *columns)]
-    depths: tuple[Depth, ...] = (
-        "reading",
-        *(("running",) if runs else ()),
-        *(("launching",) if launches else ()),
-    )
+            _add(found, run_all(columns, world, say=say))
+            depths.append("running")
+        if launches:
+            _add(found, _launched(columns, world, command, timeout_s, record))
+            depths.append("launching")
+    checked = [_column(one, found[one.name]) for one in columns]
     put(
         RENDERERS[output](
             Check(
@@ -104,20 +90,109 @@ def check_patch(
                 version=world.version,
                 package=str(package or ""),
                 depth=depths[-1],
-                shallower_because=_shallower_because(depths, depth),
-                rows=tuple(row for row in ROWS if row.depth in depths),
+                shallower_because=_shallower_because(depths[-1], depth),
+                rows=tuple(
+                    row for row in ROWS if row.depth in depths and (row.key != "log" or log)
+                ),
                 columns=tuple(checked),
-                notes=tuple(notes),
+                notes=_notes(world),
             )
         )
     )
     return _exit_code([one.verdict for one in checked[1:]], strict=strict)
 
 
-def _shallower_because(depths: tuple[Depth, ...], asked: Depth | None) -> str:
-    if depths[-1] in (asked, "launching"):
+def _columns(
+    world: Environment, file: Path | None, patch: Path | None, python: Path
+) -> tuple[Subject, ...]:
+    if file:
+        return (subjects.of_file(file, world),)
+    if patch:
+        return (subjects.of_diff(patch, world),)
+    if not (found := subjects.shipped(world)):
+        raise InputError(
+            f"there is no SGLang in {python}",
+            hint="hangdoctor check-patch --python /path/to/venv/bin/python",
+        )
+    return found
+
+
+def _notes(world: Environment) -> tuple[str, ...]:
+    if world.packages is not None:
+        return ()
+    return (_NO_STOCK,)
+
+
+def _add(found: Found, more: Found) -> None:
+    for name, cells in more.items():
+        found[name] |= cells
+
+
+def _logged(columns: Sequence[Subject], log: str) -> Found:
+    """Return what a log says of each patch that it may be of."""
+    from hangdoctor.check.logs import cell_of
+    from hangdoctor.commands.diagnose import facts_of_log
+    from hangdoctor.commands.diff_logs import summary_of
+    from hangdoctor.diagnose import diagnose
+    from hangdoctor.logs.diff import forward_ran
+
+    with ExitStack() as exits:
+        file = as_file(log, exits)
+        facts, engine = facts_of_log(file, log, None, still_running=False, normal_s={})
+        ran = forward_ran(summary_of(file, log, engine), engine)
+    diagnosis = diagnose(facts, engine)
+    return {
+        one.name: {
+            "log": cell_of(diagnosis, forward_ran=ran, outside=before_a_forward(one))
+            if one.files
+            else _OF_A_PATCH
+        }
+        for one in columns
+    }
+
+
+def _launched(
+    columns: Sequence[Subject],
+    world: Environment,
+    command: Sequence[str],
+    timeout_s: float,
+    record: Path | None,
+) -> Found:
+    """Launch all; keep the recordings where that was asked for, or one did not become ready."""
+    from hangdoctor.check.launching import launch_all
+    from hangdoctor.commands.diff_logs import compare_logs
+    from hangdoctor.commands.watch import folder_for
+
+    engine: Engine = engine_for(command, environment.PACKAGE)
+    records = folder_for(record)
+    keep = record is not None
+    try:
+        found = launch_all(
+            columns,
+            world,
+            engine,
+            command=command,
+            timeout_s=timeout_s,
+            records=records,
+            differ=lambda good, other: compare_logs([str(good), str(other)], engine.name)[0],
+            say=say,
+        )
+        keep |= any(isinstance(cells["ready"], Differs | NotChecked) for cells in found.values())
+    finally:
+        if keep:
+            say(
+                f"hangdoctor: logs and recordings: {records}",
+                f"  what was seen, again: hangdoctor diagnose {records}/COLUMN",
+            )
+        else:
+            shutil.rmtree(records, ignore_errors=True)
+    return found
+
+
+def _shallower_because(reached: Depth, asked: Depth | None) -> str:
+    if reached in (asked, "launching"):
         return ""
-    if depths[-1] == "reading":
+    if reached == "reading":
         return "running needs a Python that has SGLang: --python PATH"
     return "a server is started only by --depth launching or -- COMMAND"
 

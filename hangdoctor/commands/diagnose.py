@@ -147,7 +147,7 @@ def _look(
     else:
         with ExitStack() as exits:
             file = as_file(logs[0], exits)
-            facts, engine = _judge_log(
+            facts, engine = facts_of_log(
                 file, logs[0], engine_name, still_running=still_running, normal_s=normal_s
             )
     if recorder is not None:
@@ -226,7 +226,7 @@ def _from_recording(
     return derive(recording, engine), engine
 
 
-def _judge_log(
+def facts_of_log(
     path: Path,
     name: str,
     engine_name: str | None,
@@ -234,6 +234,11 @@ def _judge_log(
     still_running: bool,
     normal_s: dict[str, float],
 ) -> tuple[Facts, Engine]:
+    """Return what a log alone tells, and its engine.
+
+    Raises:
+        EvidenceError: it is empty, or of no known engine.
+    """
     with path.open("rb") as file:
         head = file.read(DETECT_BYTES)
         status = os.fstat(file.fileno())

@@ -68,8 +68,7 @@ def compare_logs(logs: Sequence[str], engine_name: str | None) -> tuple[LogDiff,
         files = [_file(log, exits) for log in logs]
         engine = _engine(files, logs, engine_name)
         *good, other = [
-            summarize(shown(name), _blocks(file), engine)
-            for name, file in zip(logs, files, strict=True)
+            summary_of(file, name, engine) for name, file in zip(logs, files, strict=True)
         ]
     for summary in good:
         _check_good(summary)
@@ -79,6 +78,15 @@ def compare_logs(logs: Sequence[str], engine_name: str | None) -> tuple[LogDiff,
             hint=f"is it the whole log? head {other.name}",
         )
     return compare(good, other, engine), engine
+
+
+def summary_of(file: Path, name: str, engine: Engine) -> Summary:
+    """Return what of a log is compared.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    return summarize(shown(name), _blocks(file), engine)
 
 
 def _file(log: str, exits: ExitStack) -> Path:

@@ -266,7 +266,7 @@ def compare(good: Sequence[Summary], other: Summary, engine: Engine) -> LogDiff:
         values=tuple(_values(good, other, judge)),
         lines=lines,
         later=later,
-        forward_ran=_forward_ran(other, engine),
+        forward_ran=forward_ran(other, engine),
         only_here=judge.only_here(),
         alignments=alignments,
         begins_at=begins_at,
@@ -286,6 +286,22 @@ def brief(text: str) -> str:
     text = _LEVEL.sub("", text)
     head = re.split(r"(?<=\.) |[=:({\[]|(?<!\w)\d| HTTP/", text, maxsplit=1)[0].strip(' "')
     return (head or text)[:60]
+
+
+def forward_ran(log: Summary, engine: Engine) -> bool | None:
+    """Tell whether the model's forward may have run by the log; None where that is not known.
+
+    What a log lacks proves something only where it was read from its start.
+    """
+    if engine.first_forward is None or not log.head_line:
+        return None
+    order = PHASES.index(engine.first_forward)
+    return any(
+        PHASES.index(phase) >= order
+        for rank in log.timeline.ranks.values()
+        for reached in rank.milestones
+        for phase in (reached.phase, reached.phase_after)
+    )
 
 
 def _reference(good: Sequence[Summary], other: Summary) -> int:
@@ -576,22 +592,6 @@ def _failure(good: Sequence[Summary], other: Summary) -> SignSeen | None:
         ends += [sign for sign in other.timeline.signs if sign.kind == "exception"]
     ends = [sign for sign in ends if (sign.id, mask(sign.text)) not in usual]
     return min(ends, key=lambda sign: sign.number, default=None)
-
-
-def _forward_ran(other: Summary, engine: Engine) -> bool | None:
-    """Tell whether the model's forward may have run by the log; None where that is not known.
-
-    What a log lacks proves something only where it was read from its start.
-    """
-    if engine.first_forward is None or not other.head_line:
-        return None
-    order = PHASES.index(engine.first_forward)
-    return any(
-        PHASES.index(phase) >= order
-        for log in other.timeline.ranks.values()
-        for reached in log.milestones
-        for phase in (reached.phase, reached.phase_after)
-    )
 
 
 def _phases(good: Sequence[Summary], other: Summary, *, stopped: bool) -> tuple[PhaseDiff, ...]:

@@ -6,9 +6,9 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from hangdoctor.check.model import Cell, NotChecked, Same, Subject
+from hangdoctor.check.model import Cell, NotChecked, Place, Same, Subject
 from hangdoctor.check.readers import readers_in
-from hangdoctor.check.reading.findings import ROWS, Pair, cells
+from hangdoctor.check.reading.findings import ROWS, Pair, cells, outside_of_forwards
 from hangdoctor.check.reading.source import Source, compare, parse
 
 if TYPE_CHECKING:
@@ -29,13 +29,26 @@ def read(subject: Subject, package: Path | None) -> dict[str, Cell]:
         return {row: NotChecked(why=subject.refused) for row in ROWS}
     if not subject.files:
         return {row: Same() for row in ROWS}
+    return cells(_pair(subject), readers_in(package, subject.files[0].path))
+
+
+def before_a_forward(subject: Subject) -> tuple[Place, ...]:
+    """Return the patched file's new statements that no forward reaches: they may run before one.
+
+    Raises:
+        InputError: a file is no Python; with the line.
+    """
+    return outside_of_forwards(_pair(subject)) if subject.files else ()
+
+
+def _pair(subject: Subject) -> Pair:
     main, *beside = subject.files
     stock = _stock(main.stock, main.path) if main.stock is not None else None
     patched = [compare(parse(main.text, main.path, _module(main.path)), stock)]
     for one in beside:
         other = parse(one.stock, one.path) if one.stock is not None else None
         patched.append(compare(parse(one.text, one.path, _module(one.path)), other))
-    return cells(Pair(tuple(patched), stock), readers_in(package, main.path))
+    return Pair(tuple(patched), stock)
 
 
 @lru_cache(maxsize=4)

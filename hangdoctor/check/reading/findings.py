@@ -32,6 +32,9 @@ ROWS = (
     "forward-modes", "layer-loop", "graph-replay",
 )  # fmt: skip
 
+MODES = ("EXTEND", "DECODE", "IDLE", "MIXED", "TARGET_VERIFY")
+"""Of a forward, those that code tells apart."""
+
 FLAG, LIST = "capture_aux_hidden_states", "layers_to_capture"
 
 _DEFAULT_PIPELINE = {"first rank of pp": True, "last rank of pp": True}
@@ -69,6 +72,24 @@ def cells(pair: Pair, readers: Callable[[str], tuple[str, ...]]) -> dict[str, Ce
     except RecursionError:
         why = "the file is nested too deeply to be followed"
     return {row: NotChecked(why=why) for row in ROWS}
+
+
+def outside_of_forwards(pair: Pair) -> tuple[Place, ...]:
+    """Return the first file's new statements that no forward of the first ranks reaches."""
+    source = pair.patched[0]
+    inside: set[int] = set()
+    try:
+        for rank in (0, 1):
+            for mode in MODES:
+                scenario = Scenario(rank=rank, mode=mode, capturing=False)
+                inside |= follow(pair.patched, scenario).in_forward.keys()
+    except (TooLargeError, RecursionError):
+        inside.clear()
+    return tuple(
+        _place(one.node, source)
+        for one in source.statements
+        if id(one.node) in source.new and id(one.node) not in inside
+    )
 
 
 def _cells(pair: Pair, readers: Callable[[str], tuple[str, ...]]) -> dict[str, Cell]:
@@ -574,7 +595,7 @@ def _reach(
     notes: dict[str, list[str]],
 ) -> None:
     modes: dict[str, str] = {}
-    for mode in ("EXTEND", "DECODE", "IDLE", "MIXED", "TARGET_VERIFY"):
+    for mode in MODES:
         on = []
         for rank in (0, 1):
             scenario = Scenario(rank=rank, mode=mode, capturing=False)
