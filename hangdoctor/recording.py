@@ -11,7 +11,6 @@ fall between the snapshots as they did in life.
 from __future__ import annotations
 
 import gzip
-import re
 import stat
 import zlib
 from pathlib import Path
@@ -31,6 +30,7 @@ from hangdoctor.model import (
     Processes,
     Snapshot,
 )
+from hangdoctor.redaction import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,17 +44,6 @@ LOG_BLOCK_BYTES = 1 << 22
 
 MAX_GAP_S = 10.0
 """Thinning never leaves a longer hole between two snapshots that were taken."""
-
-_SECRETS = re.compile(
-    rb"(?i)("
-    # A name begins once and is bounded: else one is sought from each dash of a line of dashes.
-    rb"(?:(?<!-)--[a-z-]{0,64}(?:api-key|token|password|secret)(?:=|\s+|\",\")"
-    rb"|\b(?:hf_token|[a-z0-9_]{0,64}(?:api_key|access_key|secret_key|access_key_id|session_token)"
-    rb"|password|secret|auth_token)['\"]?\s*[=:]\s*)['\"]?"
-    rb"|\bbearer\s+(?=[\w.~+/=-]{8}))"
-    rb"(?!None\b)([^\s'\",)\\]+)"
-    rb"|\bhf_[A-Za-z0-9]{20,}"
-)
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,15 +227,6 @@ class Recorder:
         self._snapshots.close()
         if self._log is not None:
             self._log.close()
-
-
-def redact(data: bytes) -> bytes:
-    """Replace what looks like a secret by as many asterisks, so that no offset moves.
-
-    >>> redact(b"--api-key sk-123456 --port 30000, api_key=None, hf_token='abc'")
-    b"--api-key ********* --port 30000, api_key=None, hf_token='***'"
-    """
-    return _SECRETS.sub(lambda match: (match[1] or b"") + b"*" * len(match[2] or match[0]), data)
 
 
 class Thinned(msgspec.Struct, frozen=True):

@@ -7,10 +7,11 @@ import select
 import sys
 
 from hangdoctor.errors import InputError
+from hangdoctor.redaction import redact_text
 
 
 def put(text: str) -> bool:
-    """Write data to stdout, at once and as it is.
+    """Write data to stdout, at once, and as it is but for what looks like a secret.
 
     Returns:
         False where its reader has gone (`| head -1`): what it read was right, and the exit code
@@ -20,7 +21,7 @@ def put(text: str) -> bool:
         InputError: it cannot be written, such as to a disk that is full.
     """
     try:
-        sys.stdout.write(text.rstrip("\n") + "\n")
+        sys.stdout.write(redact_text(text).rstrip("\n") + "\n")
         sys.stdout.flush()
     except OSError as error:
         # Python tries again at its own end, and would change the exit code.
@@ -45,7 +46,7 @@ def say(text: str, *more: str) -> None:
     from hangdoctor.render.text import clean  # 14 ms that help and completion need not spend
 
     try:
-        sys.stderr.write("".join(clean(line) + "\n" for line in (text, *more)))
+        sys.stderr.write("".join(redact_text(clean(line)) + "\n" for line in (text, *more)))
         sys.stderr.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

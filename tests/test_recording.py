@@ -18,7 +18,8 @@ from hangdoctor.model import (
     ThreadStack,
     Waits,
 )
-from hangdoctor.recording import Thinned, redact, thin
+from hangdoctor.recording import Thinned, thin
+from hangdoctor.redaction import redact
 
 REFUSED = Missing(reason="permission")
 STACK = ThreadStack(name="MainThread", frames=(Frame(function="f", path="f.py"),))

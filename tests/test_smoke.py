@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -87,6 +89,42 @@ def test_reports_that_cannot_be_written_change_no_verdict(port, tmp_path):
 def test_a_command_that_dies_is_1(port, tmp_path):
     done = smoke(command=["sh", "-c", f"exit 3 # --port {port}"], tmp_path=tmp_path)
     assert (done.returncode, json.loads(done.stdout)["state"]) == (1, "dead")
+
+
+def test_a_server_on_ipv6_that_wants_a_key_is_asked_with_it(port, tmp_path):
+    command = [*server("good", port), "--host", "::1", "--api-key", "secret"]
+    done = smoke(command=command, tmp_path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["smoke"]
+    assert told["url"] == f"http://[::1]:{port}"
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_a_command_of_which_nothing_is_known_is_3_and_nothing_is_left(port, tmp_path):
+    command = ["sh", "-c", f"sleep 600 # --port {port}"]
+    done = smoke("--timeout=2", command=command, tmp_path=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)["smoke"]["result"]) == (3, "undecided")
+    assert running(port) == []
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_however_it_is_interrupted_nothing_is_left(port, tmp_path, how, code):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-m", "hangdoctor", "smoke", "--", *server("silent", port)]
+    with subprocess.Popen(
+        command,
+        env=os.environ | {"TMPDIR": str(tmp_path), "SERVER_ANNOUNCES": str(fifo)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as asking:
+        pid = int(fifo.read_text())  # it was asked, and will not answer
+        asking.send_signal(how)
+        assert asking.wait(LIMIT_S) == code
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(LIMIT_S)
+    with socket.create_server(("127.0.0.1", port)):
+        pass
 
 
 def test_junit_of_hostile_text_is_xml():

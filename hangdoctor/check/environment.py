@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hangdoctor.errors import InputError
 from hangdoctor.model import Struct
+from hangdoctor.patches.files import original_of
 
 PACKAGE = "sglang"
 MODEL_FILE = "sglang/srt/models/deepseek_v2.py"
@@ -23,11 +24,23 @@ class Environment(Struct, frozen=True):
         python: the interpreter; None where only a folder of packages was given.
         packages: the folder that the package lies in; None where the environment has none.
         version: of the release, empty where it is not told.
+        originals: text by path of the files that `patch apply` has changed, as they were before:
+            they are stock, and what stands in their place is not.
     """
 
     python: Path | None
     packages: Path | None
     version: str = ""
+    originals: dict[str, str] = {}
+
+    def stock(self, path: str) -> str:
+        """Return a file of the package as it was released.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        assert self.packages is not None  # noqa: S101  # who asks has looked
+        return self.originals.get(path) or read_text(self.packages / path)
 
 
 def find(given: Path) -> Environment:
@@ -51,6 +64,7 @@ def find(given: Path) -> Environment:
                     python=python if python.exists() else None,
                     packages=source,
                     version=_version(place) or _version(source),
+                    originals=_originals(source),
                 )
     return Environment(python=python if python.exists() else None, packages=None)
 
@@ -94,6 +108,11 @@ def stock_of(text: str, name: str, packages: Path) -> str | None:
         common = len(mine & theirs) / max(1, len(theirs | mine))
         best = max(best, (common + 0.2 * (path.name == base), relative))
     return best[1] if best[0] > 0.3 else None
+
+
+def _originals(packages: Path) -> dict[str, str]:
+    text = original_of(packages / MODEL_FILE)
+    return {} if text is None else {MODEL_FILE: text}
 
 
 def _editable(place: Path) -> list[Path]:

@@ -18,13 +18,14 @@ from hangdoctor.check.logs import NOT_YET_RUN
 from hangdoctor.check.model import ROWS, Cell, Difference, Differs, NotChecked, Same, Subject
 from hangdoctor.check.overlay import overlay
 from hangdoctor.check.verdict import worst_first
+from hangdoctor.collect.installation import find_installation
 from hangdoctor.diagnose import diagnose
 from hangdoctor.endpoint import Endpoint, endpoint_of, is_open
 from hangdoctor.errors import HangdoctorError, InputError
 from hangdoctor.launch import keeping, what_is_left
 from hangdoctor.live import Live
 from hangdoctor.logs.timeline import phase_durations
-from hangdoctor.model import Header, LogSource, Struct
+from hangdoctor.model import Header, Installation, LogSource, Struct
 from hangdoctor.patches.dumps import read_dumps
 from hangdoctor.recording import LOG_NAME
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from hangdoctor.check.environment import Environment
     from hangdoctor.engines import Engine
     from hangdoctor.logs.diff import LogDiff
+    from hangdoctor.model import Missing
 
 KEYS = tuple(row.key for row in ROWS if row.depth == "launching")
 PROMPTS = ("The server is", "1 2 3 4 5", "Once upon a time there was a small model")
@@ -69,6 +71,8 @@ class Ran(Struct, frozen=True):
         ready_s: from the start to ready; None where it never was. durations_s: of each phase.
         seen: its recording, with its log.
         answers: None where it was not asked, or did not answer; later: the diagnosis by then.
+        elsewhere: the folder of the SGLang that it ran, where that is not the patched copy; None
+            where nothing told which it ran.
         left: what did not end; dumps: what is off in them, and what was found.
     """
 
@@ -81,6 +85,7 @@ class Ran(Struct, frozen=True):
     durations_s: dict[str, float] = {}
     answers: Answers | None = None
     asked: str = ""
+    elsewhere: str | None = None
     left: tuple[str, ...] = ()
     killed: int = 0
     ended_s: float = 0.0
@@ -162,7 +167,7 @@ def _launch(
     folder.mkdir()
     dumps = folder / "dumps"
     dumps.mkdir()
-    files = {one.path: one.text for one in subject.files}
+    files = world.originals | {one.path: one.text for one in subject.files}
     packages = overlay(world.packages, folder / "packages", files)
     before = [str(packages)]
     if own:
@@ -213,10 +218,15 @@ def _launch(
                 )
                 if over or late:
                     break
-            facts = live.finish(wait=False)
+            facts = live.finish(wait=True)
             found = diagnose(facts, live.engine)
+            used = live.header.installation
+            if not isinstance(used, Installation):
+                pids = [pid for pid, track in facts.tracks.items() if track.present]
+                used = find_installation(engine.detect.package, sorted(pids, reverse=True))
         got, asked = _got(answers, asked=asked_s is not None)
-        wrong, dumped, writers = _dumps(dumps, wanted=got is not None and bool(subject.files))
+        dumps_here = any(DUMP_VARIABLE in one.text for one in subject.files)
+        wrong, dumped, writers = _dumps(dumps, wanted=got is not None and dumps_here)
         ended = keeper.end()
         left = what_is_left(ended)
         if endpoint.local and _still_open(endpoint):
@@ -233,6 +243,7 @@ def _launch(
         },
         answers=got,
         asked=asked,
+        elsewhere=_elsewhere(used, packages),
         left=tuple(left),
         killed=ended.killed,
         ended_s=ended.took_s,
@@ -253,6 +264,17 @@ def _cells(
 ) -> dict[str, Cell]:
     if ran is None:
         return {key: NotChecked(why=subject.refused) for key in KEYS}
+    # What the same command ran for stock, it runs for a patch.
+    elsewhere = ran.elsewhere if ran.elsewhere is not None or stock is None else stock.elsewhere
+    if elsewhere is None and ran.dumps:
+        elsewhere = ""
+    if elsewhere != "" and subject.files:
+        why = (
+            "which SGLang the command ran was not seen: perhaps not the patched copy"
+            if elsewhere is None
+            else f"the command ran {elsewhere} and not the patched copy, which PYTHONPATH names"
+        )
+        return {key: NotChecked(why=why) for key in KEYS}
     diff = None
     why = "stock itself was not ready"
     if stock is not None and stock is not ran and stock.answers is not None:
@@ -517,6 +539,12 @@ def _dumps(directory: Path, *, wanted: bool) -> tuple[tuple[str, ...], tuple[str
         tuple(one.name for one in found.files),
         len({one.writer for one in found.files}),
     )
+
+
+def _elsewhere(used: Installation | Missing | None, packages: Path) -> str | None:
+    if not isinstance(used, Installation):
+        return None
+    return "" if Path(used.path).is_relative_to(packages.resolve()) else used.path
 
 
 def _still_open(endpoint: Endpoint) -> bool:

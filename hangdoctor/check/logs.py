@@ -14,7 +14,7 @@ NOT_YET_RUN = (
     "no forward has run, so what a patch adds to a forward has not run either and is not to blame: "
     "look for a slow copy after the bar is full, a rank without `Load weight end`, a dead child"
 )
-_MOST_PLACES = 4
+_MOST_LINES = 8
 
 
 def cell_of(found: Diagnosis, *, forward_ran: bool | None, outside: tuple[Place, ...] = ()) -> Cell:
@@ -30,11 +30,7 @@ def cell_of(found: Diagnosis, *, forward_ran: bool | None, outside: tuple[Place,
     if forward_ran is None:
         return NotChecked(why=f"{found.title}; the log does not tell whether a forward has run")
     if not forward_ran:
-        others = ", ".join(map(str, outside[:_MOST_PLACES])) + (
-            f" and {len(outside) - _MOST_PLACES} more" if len(outside) > _MOST_PLACES else ""
-        )
-        more = f"; new lines that no forward reaches may have run: {others}" if outside else ""
-        return NotChecked(why=f"{found.title}; {NOT_YET_RUN}{more}")
+        return NotChecked(why=f"{found.title}; {NOT_YET_RUN}{_and(outside)}")
     if found.state in ("hung", "dead"):
         return Differs(
             differences=(
@@ -50,3 +46,11 @@ def cell_of(found: Diagnosis, *, forward_ran: bool | None, outside: tuple[Place,
     return NotChecked(
         why=f"{found.title}; a forward may have run by then, so the patch may be part of it"
     )
+
+
+def _and(outside: tuple[Place, ...]) -> str:
+    if not outside:
+        return ""
+    lines = [str(place.line) for place in outside]
+    shown = ", ".join(lines[:_MOST_LINES]) + (", ..." if len(lines) > _MOST_LINES else "")
+    return f"; new lines that no forward reaches may have run: {shown} of {outside[0].file}"

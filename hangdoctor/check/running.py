@@ -142,7 +142,7 @@ def _start(subject: Subject, world: Environment, folder: Path, keepers: ExitStac
     assert world.packages is not None  # noqa: S101  # asked above
     folder.mkdir()
     (folder / "dumps").mkdir()
-    files = {one.path: one.text for one in subject.files}
+    files = world.originals | {one.path: one.text for one in subject.files}
     path = [
         str(overlay(world.packages, folder / "packages", files)),
         str(stage.stand_ins(world.packages, folder / "stand_ins")),

@@ -18,7 +18,7 @@ def shipped(world: Environment) -> tuple[Subject, ...]:
     """Return the two patches, applied to the environment's model file."""
     if world.packages is None:
         return ()
-    stock = environment.read_text(world.packages / MODEL_FILE)
+    stock = world.stock(MODEL_FILE)
     return tuple(_shipped(name, patch, stock) for name, patch in _SHIPPED)
 
 
@@ -30,7 +30,7 @@ def of_file(path: Path, world: Environment) -> Subject:
     """
     text = environment.read_text(path)
     inside = environment.stock_of(text, path.as_posix(), world.packages) if world.packages else None
-    stock = environment.read_text(world.packages / inside) if world.packages and inside else None
+    stock = world.stock(inside) if inside else None
     name = inside or f"sglang/srt/models/{path.name}"
     return Subject(
         name="mine",
@@ -53,7 +53,7 @@ def of_diff(path: Path, world: Environment) -> Subject:
     files: list[PatchedFile] = []
     for diff in unified.parse(environment.read_text(path)):
         name = _inside(diff.old or diff.new, world.packages, new=not diff.old)
-        stock = environment.read_text(world.packages / name) if diff.old else None
+        stock = world.stock(name) if diff.old else None
         files.append(PatchedFile(path=name, stock=stock, text=unified.apply(diff, stock or "")))
     files.sort(key=lambda one: (one.stock is None, "/models/" not in one.path))
     names = ", ".join(one.path for one in files)

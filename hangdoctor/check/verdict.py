@@ -45,6 +45,10 @@ def judge(subject: Subject, cells: Mapping[str, Cell]) -> Verdict:
         return Verdict(kind="no-difference", title=f"no difference found, by {depth}", depth=depth)
     at, worst = max(found, key=lambda pair: _weight(*pair))
     effect = weighed(worst)
+    # What was seen has no line of its own; what was read of the same effect has.
+    places = worst.places or next(
+        (one.places for _, one in found if one.places and weighed(one) == effect), ()
+    )
     if effect == "invasive":
         words = "invasive"
     elif not worst.sure:
@@ -58,7 +62,7 @@ def judge(subject: Subject, cells: Mapping[str, Cell]) -> Verdict:
         kind=effect,
         title=f"{words}: {how}",
         depth=depth,
-        places=worst.places,
+        places=places,
         phase=worst.phase,
         ranks=worst.ranks,
     )

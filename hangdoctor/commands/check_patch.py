@@ -118,9 +118,11 @@ def _columns(
 
 
 def _notes(world: Environment) -> tuple[str, ...]:
-    if world.packages is not None:
-        return ()
-    return (_NO_STOCK,)
+    if world.packages is None:
+        return (_NO_STOCK,)
+    return tuple(
+        f"{path} is patched here: stock is the original beside it" for path in world.originals
+    )
 
 
 def _add(found: Found, more: Found) -> None:

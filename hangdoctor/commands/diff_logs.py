@@ -13,7 +13,8 @@ from hangdoctor.errors import EvidenceError, InputError, UsageError
 from hangdoctor.logs.diff import compare
 from hangdoctor.logs.summary import Summary, summarize
 from hangdoctor.logs.timeline import detect_engine
-from hangdoctor.recording import LOG_BLOCK_BYTES, redact
+from hangdoctor.recording import LOG_BLOCK_BYTES
+from hangdoctor.redaction import redact_text
 from hangdoctor.streams import put
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def diff_logs(
     diff, engine = compare_logs(logs, engine_name)
     wanted = _wanted(ranks, diff)
     text = _render(diff, engine, output, context=context, everything=everything, ranks=wanted)
-    _write(redact(text.encode()).decode(), into)
+    _write(redact_text(text), into)
     return 0 if diff.outcome == "reaches-all" else STOPS
 
 

@@ -25,7 +25,8 @@ from hangdoctor.errors import HangdoctorError, InputError
 from hangdoctor.launch import keeping, what_is_left
 from hangdoctor.live import Live
 from hangdoctor.model import Gpu, Gpus
-from hangdoctor.recording import LOG_NAME, redact
+from hangdoctor.recording import LOG_NAME
+from hangdoctor.redaction import redact, redact_text
 from hangdoctor.render.checks import checks_to_text
 from hangdoctor.render.json import document, encode
 from hangdoctor.render.junit import check_of, checks_to_junit
@@ -229,7 +230,7 @@ class _Run:
             outcome="passed" if passed else "failed",
             said=headline(diff),
             kind="" if passed else diff.outcome,
-            details="" if passed else redact(text.encode()).decode(),
+            details="" if passed else redact_text(text),
         )
 
     def end(self, keeper: Keeper) -> None:
@@ -409,6 +410,6 @@ def _write(path: Path, text: str, what: str, *, add: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a" if add else "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(redact_text(text))
     except OSError as error:
         say(f"hangdoctor: cannot write {what} {path}: {error.strerror}")

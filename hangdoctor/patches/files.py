@@ -56,6 +56,14 @@ def model_file(path: Path) -> Path:
         raise InputError(f"{path}: {error.strerror}", hint=_WHERE) from error
     if not is_file:
         raise InputError(f"{path} is no regular file", hint=_WHERE)
+    # A link that a user made is followed. One in the package leads to what others share, and the
+    # dump module beside its target would not be in this package.
+    if path.is_symlink() and path.absolute().as_posix().endswith(MODEL_FILE):
+        target = path.resolve()
+        raise InputError(
+            f"{path} is a link to {target}, which other environments may share",
+            hint=f"make it a file of its own: cp --remove-destination {target} {path}",
+        )
     return path.resolve()
 
 
@@ -103,7 +111,7 @@ def revert(path: Path) -> str:
             hint="pip install --force-reinstall --no-deps sglang==VERSION brings the original",
         )
     original, source = _read(backup)
-    name = next((each.name for each in PATCHES if f"# {each.name}" in text), None)
+    name = _patch_in(text)
     if name is None and data == original:
         name = "nothing"
     elif name is None or transform(name, source).source.encode() != data:
@@ -120,6 +128,19 @@ def revert(path: Path) -> str:
         if companion.is_file() and companion.read_bytes() == companion_text().encode():
             companion.unlink()
     return name
+
+
+def original_of(path: Path) -> str | None:
+    """Return the text that a file had before `apply`; None where none of our patches is in it."""
+    backup = _backup_of(path)
+    if not (path.is_file() and backup.is_file()):
+        return None
+    text = _read(path)[1]
+    return _read(backup)[1] if _patch_in(text) else None
+
+
+def _patch_in(text: str) -> str | None:
+    return next((each.name for each in PATCHES if f"# {each.name}" in text), None)
 
 
 def _read(path: Path) -> tuple[bytes, str]:

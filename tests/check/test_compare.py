@@ -1,12 +1,15 @@
-"""How two answers of a forward are compared: types, shapes and numbers, NaN too."""
+"""What is compared with what, and how two answers of a forward are: types, shapes, numbers."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+from variants import WHOLE
 
+from hangdoctor.check import environment, subjects
 from hangdoctor.check.running import TOLERANCE, compare
+from hangdoctor.patches.files import apply
 
 
 def tensor(*numbers, kind="torch.float32", shape=None):
@@ -64,3 +67,20 @@ def test_a_difference_is_said_with_its_size(mine, stock, said):
     found = list(compare(mine, stock))
     assert len(found) == 1
     assert found[0].startswith(said)
+
+
+def test_where_a_patch_was_applied_stock_is_the_original_beside_it(tmp_path):
+    models = tmp_path / "lib" / "python3.11" / "site-packages" / "sglang" / "srt" / "models"
+    models.mkdir(parents=True)
+    model = models / "deepseek_v2.py"
+    model.write_text(WHOLE)
+    apply("hs-dump-v1", model)
+    assert model.read_text() != WHOLE
+    world = environment.find(tmp_path)
+    v1, v2 = subjects.shipped(world)
+    assert v1.files[0].stock == v2.files[0].stock == WHOLE
+    assert v1.files[0].text == model.read_text()
+    assert subjects.of_file(model, world).files[0].stock == WHOLE
+    assert world.originals == {environment.MODEL_FILE: WHOLE}
+    model.write_text(WHOLE + "# mine\n")
+    assert environment.find(tmp_path).originals == {}

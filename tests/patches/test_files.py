@@ -55,6 +55,19 @@ def test_apply_is_idempotent_and_revert_restores_byte_for_byte(name, model):
     assert folder(model) == before
 
 
+def test_a_file_that_is_a_link_to_a_shared_one_is_refused_and_a_linked_folder_is_not(model):
+    shared = model.rename(model.parents[3] / "shared.py")
+    model.symlink_to(shared)
+    refused = patch("apply", "hs-dump-v2", model)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"cp --remove-destination {shared} {model}" in refused.stderr
+    assert shared.read_text() == STOCK
+    model.unlink()
+    model.write_text(STOCK)
+    (model.parents[3] / "linked").symlink_to(model.parents[3] / "sglang")
+    assert patch("apply", "hs-dump-v2", model.parents[3] / "linked").returncode == 0
+
+
 def test_a_dump_module_that_is_lost_comes_back(model):
     patch("apply", "hs-dump-v2", model)
     (model.parent / COMPANION).unlink()

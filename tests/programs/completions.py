@@ -1,10 +1,13 @@
 """A server in name only: says it is ready, and answers as argv[1] tells; argv[2:] as a server's."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 BODIES = {
     "good": b'{"choices": [{"text": " Paris"}]}',
@@ -14,13 +17,23 @@ BODIES = {
 }
 
 
+def option(name, default):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.reply(200, json.dumps({"data": [{"id": "tiny"}]}).encode())
 
     def do_POST(self):
         if sys.argv[1] == "silent":
+            if announces := os.environ.get("SERVER_ANNOUNCES"):
+                Path(announces).write_text(str(os.getpid()))
             threading.Event().wait()
+        key = option("--api-key", None)
+        if key and self.headers["Authorization"] != f"Bearer {key}":
+            self.reply(401, b"no key")
+            return
         self.reply(500 if sys.argv[1] == "error" else 200, BODIES[sys.argv[1]])
 
     def reply(self, status, body):
@@ -30,7 +43,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-server = HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler)
+class Server(HTTPServer):
+    address_family = socket.AF_INET6 if ":" in option("--host", "") else socket.AF_INET
+
+
+server = Server((option("--host", "127.0.0.1"), int(option("--port", "0"))), Handler)
 subprocess.Popen(["setsid", "sleep", "600"])
 sys.stdout.write("[2026-11-30 04:51:46] The server is fired up and ready to roll!\n")
 sys.stdout.flush()

@@ -1,11 +1,11 @@
-"""The harness itself: servers start and end for certain, and what they share stays as it is."""
+"""The harness itself: servers start, and what they share stays as it is."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-import urllib.request
+import sys
 from pathlib import Path
 
 import psutil
@@ -13,26 +13,31 @@ import pytest
 import sglang_lab
 from sglang_patches import PATCHES, RELATIVE_PATH
 
+from hangdoctor.patches.dumps import read_dumps
+
 PROJECT = Path(__file__).parents[2]
+GOOD = PROJECT / "sample_logs" / "sglang-0.5.9-cpu-tp2-good.log"
 
 
-def test_a_good_launch_becomes_ready_and_answers_and_ends_for_certain(lab):
-    launched = lab.launch("good")
-    launched.wait_for(sglang_lab.READY)
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{launched.port}/generate",
-        data=json.dumps({"text": "abc", "sampling_params": {"max_new_tokens": 4}}).encode(),
-        headers={"Content-Type": "application/json"},
+def test_a_patched_server_passes_the_smoke_test_and_ends_for_certain(lab):
+    command, environment, port = lab.prepare("hs-dump-v2")
+    smoke = [sys.executable, "-m", "hangdoctor", "smoke", "--format=json", "--timeout=240"]
+    done = subprocess.run(
+        [*smoke, f"--good={GOOD}", "--", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
-        assert json.load(answer)["meta_info"]["completion_tokens"] == 4
-    tree = [launched.process.pid]
-    tree += [child.pid for child in psutil.Process(launched.pid).children(recursive=True)]
-    lab.close()
-    assert not any(
-        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        for pid in tree
-    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    checks = {check["name"]: check for check in json.loads(done.stdout)["smoke"]["checks"]}
+    assert set(checks) == {"start-up", "request", "good-log", "end"}
+    assert {check["outcome"] for check in checks.values()} == {"passed"}
+    dumps = read_dumps(Path(environment["SGLANG_HS_DUMP_DIR"]))
+    assert dumps.files
+    assert dumps.all_right
+    everybody = psutil.process_iter(["cmdline"])
+    assert not [each for each in everybody if str(port) in (each.info["cmdline"] or ())]
 
 
 @pytest.mark.parametrize("patch", sorted(PATCHES))
