@@ -120,7 +120,7 @@ def launch_all(
     Raises:
         InputError: the environment cannot be launched.
     """
-    if world.packages is None or world.python is None:
+    if world.packages is None or (world.python is None and not command):
         raise InputError("launching needs a Python that has SGLang", hint="--python PATH")
     with stage.folder() as folder:
         shown = list(command) or _default_command(world, folder, say)
