@@ -1140,7 +1140,29 @@ class _Interpreter:
         func = self._ev(node.func, state)
         args = [self._ev(one, state) for one in node.args]
         keywords = {one.arg or "**": self._ev(one.value, state) for one in node.keywords}
-        return self._call(node, func, args, keywords, state)
+        result = self._call(node, func, args, keywords, state)
+        if words.last(name_of(func) or _dotted(node.func)) not in _ONLY_READS:
+            for expression, value in zip(node.args, args, strict=True):
+                self._may_grow(expression, value, state)
+            for one in node.keywords:
+                self._may_grow(one.value, keywords[one.arg or "**"], state)
+        return result
+
+    def _may_grow(self, expression: ast.expr, value: Value, state: _State) -> None:
+        """Forget how much a list holds that was given to a call: it may have been added to."""
+        if not any(
+            isinstance(one, Seq) and one.kind != "tuple"
+            for one, _, _ in self._options(value, state)
+        ):
+            return
+        if isinstance(expression, ast.IfExp):
+            given = [expression.body, expression.orelse]
+        else:
+            given = [expression.value if isinstance(expression, ast.Starred) else expression]
+        for one in given:
+            if isinstance(one, ast.Name | ast.Attribute):
+                holder = ast.copy_location(ast.Attribute(value=one, attr="extend"), one)
+                self._grow(holder, self._ev_quietly(one, state), "extend", [], state, quiet=True)
 
     def _call(
         self,
@@ -1354,7 +1376,14 @@ class _Interpreter:
         return atom(f"isinstance({text_of(value)}, {sorted(names)})", labels_of(value))
 
     def _grow(
-        self, func: ast.Attribute, receiver: Value, tail: str, args: list[Value], state: _State
+        self,
+        func: ast.Attribute,
+        receiver: Value,
+        tail: str,
+        args: list[Value],
+        state: _State,
+        *,
+        quiet: bool = False,
     ) -> None:
         def grown(value: Value) -> Value:
             if isinstance(value, Alt):
@@ -1376,7 +1405,7 @@ class _Interpreter:
             state.names[func.value.id] = new
         elif isinstance(func.value, ast.Attribute):
             owner = self._ev_quietly(func.value.value, state)
-            self._write(owner, func.value.attr, new, func, state)
+            self._write(owner, func.value.attr, new, func, state, quiet=quiet)
 
     def _mode_test(self, tail: str) -> Value:
         labels = frozenset({"mode"})
@@ -1749,6 +1778,16 @@ _TAKES_A_TENSOR = frozenset({"logits_processor", "norm", "lm_head", "layer"})
 _GROWS = frozenset(
     {"append", "extend", "add", "update", "insert", "clear", "pop", "setdefault", "remove"}
 )
+_ONLY_READS = frozenset(
+    {
+        "len", "range", "enumerate", "zip", "sorted", "reversed", "list", "tuple", "set", "dict",
+        "frozenset", "isinstance", "print", "max", "min", "sum", "any", "all", "bool", "str",
+        "repr", "iter", "next", "map", "filter", "getattr", "hasattr", "id", "type", "cat",
+        "stack", "concat", "tensor", "as_tensor", "append", "add", "insert", "extend", "update",
+        "debug", "info", "warning", "error", "join", "format", "dumps",
+    }
+)  # fmt: skip
+"""Functions and methods that leave a list as it is that they are given."""
 _NO_TENSOR_RESULT = frozenset({"split", "chunk", "unbind", "topk", "sort", "aminmax", "tolist"})
 
 
