@@ -10,11 +10,15 @@ import subprocess
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
+from hangdoctor.check.model import PatchedFile, Subject
+from hangdoctor.check.reading import read
+from hangdoctor.check.verdict import judge
 from hangdoctor.patches import PATCHES, PatchRefusedError, transform
+from hangdoctor.patches.files import MODEL_FILE
 
 README = Path(__file__).parents[2] / "README.md"
 ROW = re.compile(r"^\| (\d[\w.]*) \| (applies|refused) \| (applies|refused) \|$", re.MULTILINE)
@@ -61,3 +65,22 @@ def test_a_release_is_patched_or_refused_as_the_table_says(version, model_files)
                 transform(patch.name, text)
         else:
             compile(transform(patch.name, text).source, "deepseek_v2.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("patch", "kind"), [("hs-dump-v1", "invasive"), ("hs-dump-v2", "no-difference")]
+)
+def test_a_release_whose_layers_fill_the_list_of_aux_states_reads_as_it_runs(
+    patch, kind, model_files
+):
+    # SGLang 0.5.15 on one H200: v1 and v2 came up, v1 with wider hidden states.
+    stock = model_files["0.5.15"]
+    made = transform(patch, stock)
+    files = [PatchedFile(path=MODEL_FILE, stock=stock, text=made.source)]
+    folder = PurePosixPath(MODEL_FILE).parent
+    files += [
+        PatchedFile(path=str(folder / name), stock=None, text=text)
+        for name, text in made.companions
+    ]
+    subject = Subject(name="mine", title="", files=tuple(files))
+    assert judge(subject, read(subject, None)).kind == kind
