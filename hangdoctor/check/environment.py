@@ -80,7 +80,7 @@ def read_text(path: Path) -> str:
             raise InputError(f"{path} is no file" if path.exists() else f"no such file: {path}")
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path} is too long for source: {path.stat().st_size} bytes")
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -51,13 +51,20 @@ def of_diff(path: Path, world: Environment) -> Subject:
             hint="--python /path/to/venv/bin/python",
         )
     files: list[PatchedFile] = []
-    for diff in unified.parse(environment.read_text(path)):
+    diffs = unified.parse(environment.read_text(path))
+    # What a checkout has beside the package runs in no server: tests, documents, how it is built.
+    beside = [one for one in diffs if not _may_be_of_the_package(one.old or one.new)]
+    for diff in diffs:
+        if diff in beside and len(beside) < len(diffs):
+            continue
         name = _inside(diff.old or diff.new, world.packages, new=not diff.old)
         stock = world.stock(name) if diff.old else None
         files.append(PatchedFile(path=name, stock=stock, text=unified.apply(diff, stock or "")))
     files.sort(key=lambda one: (one.stock is None, "/models/" not in one.path))
-    names = ", ".join(one.path for one in files)
-    return Subject(name="mine", title=f"{path} on {names}", files=tuple(files))
+    title = f"{path} on {', '.join(one.path for one in files)}"
+    if len(files) < len(diffs):
+        title += f"; left out: {', '.join(one.old or one.new for one in beside)}"
+    return Subject(name="mine", title=title, files=tuple(files))
 
 
 def _shipped(name: str, patch: str, stock: str) -> Subject:
@@ -75,6 +82,12 @@ def _shipped(name: str, patch: str, stock: str) -> Subject:
         title=patch,
         files=(PatchedFile(path=MODEL_FILE, stock=stock, text=patched.source), *beside),
     )
+
+
+def _may_be_of_the_package(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    outside = {"test", "tests", "docs", "benchmark", "examples", "scripts", ".github"}
+    return name.endswith(".py") and ("sglang" in parts or not outside & set(parts[:-1]))
 
 
 def _inside(name: str, packages: Path, *, new: bool) -> str:

@@ -35,7 +35,7 @@ def parse(text: str) -> tuple[FileDiff, ...]:
     Raises:
         InputError: it is none.
     """
-    lines = text.splitlines()
+    lines = _lines(text)
     found: list[FileDiff] = []
     at = 0
     while at < len(lines):
@@ -77,7 +77,7 @@ def apply(diff: FileDiff, text: str) -> str:
     Raises:
         InputError: a hunk's context is nowhere; with its line.
     """
-    lines = text.splitlines()
+    lines = _lines(text)
     shift = 0
     for hunk in diff.hunks:
         old = [line[1:] for line in hunk.lines if line[0] in " -"]
@@ -94,6 +94,12 @@ def apply(diff: FileDiff, text: str) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
+def _lines(text: str) -> list[str]:
+    """Return the lines as diff counts them: a form feed ends none, as str.splitlines has it."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if not lines[-1] else lines
+
+
 def _find(lines: list[str], old: list[str], wanted: int) -> int | None:
     places = range(len(lines) - len(old) + 1)
     return next(
@@ -107,5 +113,5 @@ def _find(lines: list[str], old: list[str], wanted: int) -> int | None:
 
 
 def _name(line: str) -> str:
-    name = line[4:].partition("\t")[0].strip()
+    name = line[4:].partition("\t")[0].strip().strip('"')
     return name[2:] if name[:2] in ("a/", "b/") else name
