@@ -34,7 +34,7 @@ def readers_in(package: Path | None, but: str) -> Callable[[str], tuple[str, ...
 
     def find(attribute: str) -> tuple[str, ...]:
         read = re.compile(
-            rf"\b{_OWNERS}\.{re.escape(attribute)}\b(?!\s*(?:=[^=]|\())", re.IGNORECASE
+            rf"(?:\b|_){_OWNERS}\.{re.escape(attribute)}\b(?!\s*(?:=[^=]|\())", re.IGNORECASE
         )
         found: list[str] = []
         for name, text in texts():

@@ -4,6 +4,7 @@ import pytest
 from variants import BREAKS, HANGS, HEALTHY, INVASIVE, PATH, STOCK, WHOLE, patched
 
 from hangdoctor import patches
+from hangdoctor.check.environment import read_text
 from hangdoctor.check.model import PatchedFile, Place, Same, Subject
 from hangdoctor.check.reading import read
 from hangdoctor.check.verdict import judge
@@ -56,8 +57,21 @@ def test_the_decisive_line_is_that_of_the_collective():
     assert found.ranks == ("TP0",)
 
 
-def test_what_may_differ_between_ranks_is_said_with_doubt():
-    assert verdict(patched(**HANGS["file-exists"])).title.startswith("may hang")
+@pytest.mark.parametrize("name", ["environment-rank", "every-ten-seconds", "file-exists"])
+def test_what_may_differ_between_ranks_may_hang(name):
+    # The engine's own launcher sets no LOCAL_RANK: under it every rank takes the same way.
+    assert verdict(patched(**HANGS[name])).title.startswith("may hang")
+
+
+def test_a_function_that_nothing_calls_is_said_to_be_so():
+    found = verdict(
+        patched(
+            method=HANGS["early-return-in-a-method"]["method"],
+            top="import torch.distributed as dist",
+        )
+    )
+    assert found.title.startswith("may hang")
+    assert "nothing in this file calls" in found.title
 
 
 @pytest.mark.parametrize(
@@ -95,3 +109,9 @@ def test_a_file_that_is_no_python_is_one_line(text):
     with pytest.raises(InputError) as refused:
         verdict(text)
     assert "\n" not in str(refused.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    path = tmp_path / "qwen2_classification.py"  # SGLang's own has one
+    path.write_bytes(b"\xef\xbb\xbfimport os\n")
+    assert read_text(path) == "import os\n"

@@ -28,11 +28,12 @@ _AFTER = {
 _BEFORE = {
     "layer": "                layer = self.layers[i]\n",
     "end": "        if len(aux_hidden_states) == 0:\n            return hidden_states\n",
+    "layer_end": "        return hidden_states, residual\n\n    def op_comm_prepare_attn(",
     "method": "\n\nclass DeepseekV2ForCausalLM(nn.Module",
 }
 _INDENT = {
     "top": 0, "init": 8, "causal_init": 8, "begin": 8, "loop": 16, "normed": 0, "layer": 16,
-    "end": 8, "method": 4,
+    "end": 8, "method": 4, "layer_end": 8,
 }  # fmt: skip
 
 
@@ -235,6 +236,67 @@ class Dumper:
                 tensor_model_parallel_all_gather(kept[0])
         """,
     },
+    "decorator-that-returns-early": {
+        "top": """
+import functools
+
+
+def on_first_rank(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
+            return None
+        return function(*args, **kwargs)
+
+    return wrapper
+""",
+        "method": """
+            @on_first_rank
+            def _collect(self, states):
+                return tensor_model_parallel_all_gather(states, dim=-1)
+        """,
+        "loop": "self._collect(hidden_states)",
+    },
+    "context-manager-tells-the-rank": {
+        "top": DIST
+        + """
+import contextlib
+
+
+@contextlib.contextmanager
+def on_first_rank():
+    yield dist.get_rank() == 0
+""",
+        "end": """
+            with on_first_rank() as mine:
+                if mine:
+                    dist.all_reduce(hidden_states.clone())
+        """,
+    },
+    "one-rank-is-chosen-by-the-environment": {
+        "top": RANK + "HS_RANK = int(os.environ.get('HS_RANK', '0'))\n",
+        "loop": """
+            if get_tensor_model_parallel_rank() == HS_RANK:
+                tensor_model_parallel_all_gather(hidden_states)
+        """,
+    },
+    "any-of-some-ranks": {
+        "top": RANK,
+        "end": """
+            if any(get_tensor_model_parallel_rank() == r for r in (0, 2)):
+                tensor_model_parallel_all_reduce(hidden_states.clone())
+        """,
+    },
+    "every-ten-seconds": {
+        "top": DIST + "import time\n",
+        "init": "self._last = 0.0",
+        "end": """
+            now = time.time()
+            if now - self._last > 10:
+                self._last = now
+                dist.barrier()
+        """,
+    },
 }
 
 BREAKS = {
@@ -262,6 +324,28 @@ BREAKS = {
         """
     },
     "residual-of-the-first-layer": {"layer": "self.sum = hidden_states + residual"},
+    "list-grown-alone": {"causal_init": "self.model.layers_to_capture += [7]"},
+    "layer-0-from-a-range": {
+        "causal_init": """
+            self.capture_aux_hidden_states = True
+            self.model.layers_to_capture = list(range(0, config.num_hidden_layers, 10))
+        """
+    },
+    "nothing-returned-when-idle": {"end": "if forward_batch.forward_mode.is_idle():\n    return"},
+    "layer-returns-more": {
+        "layer_end": "if self.is_nextn:\n    return hidden_states, residual, None",
+    },
+    "guard-of-compilation-alone": {
+        "end": "if not torch.compiler.is_compiling():\n    host = hidden_states.cpu()"
+    },
+    "mask": {"end": "picked = hidden_states[positions > 0]"},
+    "hook-of-a-lambda": {
+        "init": """
+            self.seen = []
+            for layer in self.layers:
+                layer.register_forward_hook(lambda m, a, out: self.seen.append(out[0].cpu()))
+        """
+    },
 }
 
 INVASIVE = {
@@ -278,6 +362,12 @@ INVASIVE = {
     "world-group-on-the-last-stage": {"top": DIST, "end": "dist.all_reduce(torch.zeros(1))"},
     "files-in-every-mode": {
         "end": "if get_attention_tp_rank() == 0:\n    open('/dev/shm/count', 'a').close()"
+    },
+    "above-layer-0-the-residual-is-there": {
+        "layer": "if i > self.start_layer:\n    both = hidden_states + residual"
+    },
+    "puts-a-function-in-the-place-of-another": {
+        "top": "torch.distributed.all_reduce = print",
     },
 }
 
@@ -379,6 +469,15 @@ HEALTHY = {
         "layer": """
             if hs is not None and i in self.hs_layers:
                 hs[i] = (hidden_states if residual is None else hidden_states + residual).cpu()
+        """,
+    },
+    "in-place-on-its-own": {
+        "init": "self.hs_count = torch.zeros(16)",
+        "end": """
+            if forward_batch.forward_mode.is_extend():
+                self.hs_count.zero_()
+                copy = hidden_states.clone()
+                copy += 1
         """,
     },
 }

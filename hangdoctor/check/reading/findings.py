@@ -19,7 +19,16 @@ from hangdoctor.check.reading.interpret import (
     follow,
 )
 from hangdoctor.check.reading.source import Source, head
-from hangdoctor.check.reading.values import Const, Labels, Seq, known
+from hangdoctor.check.reading.values import (
+    Alt,
+    Const,
+    Labels,
+    Seq,
+    Sym,
+    Value,
+    is_made_anew,
+    known,
+)
 from hangdoctor.check.verdict import worst_first
 
 if TYPE_CHECKING:
@@ -38,6 +47,9 @@ MODES = ("EXTEND", "DECODE", "IDLE", "MIXED", "TARGET_VERIFY")
 FLAG, LIST = "capture_aux_hidden_states", "layers_to_capture"
 
 _DEFAULT_PIPELINE = {"first rank of pp": True, "last rank of pp": True}
+_TOLD = frozenset({"rank:tp", "rank:attn-tp", "rank:ep", "rank:world", "rank:unknown"})
+"""What a scenario's rank decides, alone or with more."""
+
 _WITHIN: dict[str, frozenset[str]] = {
     "tp": frozenset({"tp", "attn-tp", "attn-dp", "ep", "cp", "world", "unknown"}),
     "attn-tp": frozenset({"tp", "attn-tp", "ep", "world", "unknown"}),
@@ -105,7 +117,8 @@ def _cells(pair: Pair, readers: Callable[[str], tuple[str, ...]]) -> dict[str, C
     found["collectives"] += _one_sided(by_rank, new)
     notes["collectives"] += _new_collectives(by_rank, new)
     extend = follow(pair.patched, Scenario(rank=0, mode="EXTEND", capturing=False))
-    _returns(extend, of_stock, found)
+    _returns(extend, of_stock.reached(Scenario(0, "EXTEND", capturing=False)), found)
+    found["returns"] += _arities(pair)
     _capture_writes(by_rank[0], new, found)
     touched = frozenset().union(*(one.touched for one in (extend, *by_rank.values())))
     captured = [
@@ -185,6 +198,8 @@ def _diverge(by_rank: dict[int, Reached]) -> list[_Divergence]:
         guard = next(
             (one for one in reversed(event.guards) if one.decided and _ranked(one.labels)), None
         )
+        if guard is None:
+            guard = next((one for one in reversed(event.guards) if one.labels & _TOLD), None)
         if guard is None or _differ(guard.labels, event.group):
             found.append(_Divergence(event, guard, having, sure=True))
     if not found:
@@ -235,7 +250,8 @@ def _undecided(events: list[Event]) -> Iterator[_Divergence]:
                     and not (guard.labels & {"varies"})
                 ):
                     continue
-                yield _Divergence(event, guard._replace(taken=side), (), sure=bool(ranked))
+                sure = ranked and not guard.labels & {"varies", "exception"}
+                yield _Divergence(event, guard._replace(taken=side), (), sure=sure)
 
 
 def _differ(labels: Labels, group: str) -> bool:
@@ -256,10 +272,9 @@ def _divergence(one: _Divergence, count: int) -> Difference:
     what = f"a layer that talks to the other ranks, {name}," if event.kind == "module" else name
     text = ""
     if one.guard is not None:
-        text = one.guard.text if one.guard.taken else f"not ({one.guard.text})"
+        text = _stated(one.guard)
     if one.guard is not None and one.guard.labels & {"exception", "varies"} and not one.only:
-        where = text if one.guard.taken else f"where not: {one.guard.text}"
-        how = f"{what} is reached only where {where}, which may differ between ranks"
+        how = f"{what} is reached only where {_short(text)}, which may differ between ranks"
     elif text:
         how = f"{what} is reached only by ranks where {_short(text)}; the others do not come"
     else:
@@ -269,18 +284,39 @@ def _divergence(one: _Divergence, count: int) -> Difference:
     if one.guard is not None:
         places.append(_place(one.guard.node, one.guard.source))
     ranks = tuple(f"TP{rank}" for rank in one.only) if len(one.only) < count / 2 else ()
-    pp_only = one.guard is not None and {
-        label for label in one.guard.labels if label.startswith("rank:")
-    } == {"rank:pp"}
+    pp_only = (
+        one.guard is not None
+        and not one.guard.labels & {"exception", "varies"}
+        and {label for label in one.guard.labels if label.startswith("rank:")} == {"rank:pp"}
+    )
+    if event.root_kind == "other":
+        how += f"; nothing in this file calls {event.root}"
+    # The engine's own launcher sets no rank in the environment: torchrun and srun do.
+    from_outside = one.guard is not None and "rank-variable" in one.guard.labels
     return Difference(
         how=how,
         effect="hangs",
         places=tuple(dict.fromkeys(places)),
         phase=_phase(event),
         ranks=ranks,
-        sure=one.sure,
+        sure=one.sure and not from_outside and event.root_kind != "other",
         only_with="pipeline parallelism" if pp_only else "",
     )
+
+
+def _stated(guard: Guard) -> str:
+    """Return a guard's condition as it holds where it was passed."""
+    if guard.taken:
+        return guard.text
+    if guard.text.endswith(" raises"):
+        return f"{guard.text.removesuffix(' raises')} does not raise"
+    try:
+        tree = ast.parse(guard.text, mode="eval").body
+    except SyntaxError:
+        return f"not ({guard.text})"
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
+        return ast.unparse(tree.operand)
+    return ast.unparse(ast.UnaryOp(op=ast.Not(), operand=tree))
 
 
 def _phase(event: Event) -> Phase | None:
@@ -319,11 +355,10 @@ def _new_collectives(by_rank: dict[int, Reached], new: frozenset[int]) -> Iterat
 # ---- what is returned, and captured
 
 
-def _returns(extend: Reached, stock: _Stock, found: dict[str, list[Difference]]) -> None:
+def _returns(reached: Reached, stock: Reached, found: dict[str, list[Difference]]) -> None:
     kinds = ("unpack", "tuple", "none")
-    scenario = Scenario(rank=0, mode="EXTEND", capturing=False)
-    usual = {_shape(event) for event in stock.reached(scenario).events if event.kind in kinds}
-    for event in extend.events:
+    usual = {_shape(event) for event in stock.events if event.kind in kinds}
+    for event in reached.events:
         if event.kind not in kinds or _shape(event) in usual:
             continue
         pipeline = any(
@@ -334,9 +369,11 @@ def _returns(extend: Reached, stock: _Stock, found: dict[str, list[Difference]])
             continue
         what = ast.unparse(event.node)[:60]
         if event.kind == "unpack":
-            how = f"forward may return {event.name}, and `{what}` unpacks it"
+            kind, _, count = event.name.rpartition(" into ")
+            how = f"forward may return {kind}, which `{what}` unpacks into {count}"
         elif event.kind == "tuple":
-            how = f"{words.last(event.name)} gets a tuple where it takes a tensor"
+            kind = event.name.split(" ", 1)[1].rpartition(" ")[0]
+            how = f"{words.last(event.name)} gets {kind} where it takes a tensor"
         else:
             how = f"`{what}` adds a tensor and None: the first layer has no residual"
         found["aux-capture" if event.kind == "none" else "returns"].append(
@@ -348,6 +385,75 @@ def _returns(extend: Reached, stock: _Stock, found: dict[str, list[Difference]])
                 only_with="pipeline parallelism" if pipeline else "",
             )
         )
+
+
+def _arities(pair: Pair) -> Iterator[Difference]:
+    """Yield calls of the file's own layers that unpack another number than forward returns."""
+    source = pair.patched[0]
+    usual = {one[:3] for one in _unpacked(pair.stock)} if pair.stock else set()
+    for name, returned, count, at_return, at_call in _unpacked(source):
+        if (name, returned, count) in usual:
+            continue
+        yield Difference(
+            how=f"{name}.forward may return {returned} values, which are unpacked into {count}",
+            effect="breaks",
+            places=(_place(at_call, source), _place(at_return, source)),
+            phase="warmup",
+        )
+
+
+def _unpacked(source: Source) -> Iterator[tuple[str, int, int, ast.AST, ast.AST]]:
+    """Yield mismatches: class, values returned, names unpacked into, the return and the call."""
+    returned = {
+        node.name: found
+        for node in source.tree.body
+        if isinstance(node, ast.ClassDef) and (found := _tuples_returned(node))
+    }
+    for scope in (node for node in source.tree.body if isinstance(node, ast.ClassDef)):
+        assigned = [one for one in ast.walk(scope) if isinstance(one, ast.Assign)]
+        owners: dict[str, set[str]] = defaultdict(set)
+        for one in assigned:
+            made = {
+                call.func.id
+                for call in ast.walk(one.value)
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+            }
+            first = one.targets[0]
+            target = first.elts[0] if isinstance(first, ast.Tuple) else first
+            if isinstance(target, ast.Attribute):
+                owners[target.attr] |= made & returned.keys()
+        # `layer = self.layers[i]`, whose call says nothing of where it comes from.
+        for one in assigned:
+            target = one.targets[0]
+            if (
+                isinstance(target, ast.Name)
+                and isinstance(one.value, ast.Subscript)
+                and isinstance(one.value.value, ast.Attribute)
+            ):
+                owners[target.id] |= owners.get(one.value.value.attr, set())
+        for one in assigned:
+            target, call = one.targets[0], one.value
+            if not (isinstance(target, ast.Tuple) and isinstance(call, ast.Call)):
+                continue
+            func = call.func.value if isinstance(call.func, ast.Subscript) else call.func
+            called = getattr(func, "attr", getattr(func, "id", ""))
+            if any(isinstance(part, ast.Starred) for part in target.elts):
+                continue
+            for name in sorted(owners.get(called, ())):
+                for count, at in returned[name].items():
+                    if count != len(target.elts):
+                        yield name, count, len(target.elts), at, one
+
+
+def _tuples_returned(cls: ast.ClassDef) -> dict[int, ast.AST]:
+    """Return how many values a class's forward returns, where it says so, with the lines."""
+    return {
+        len(node.value.elts): node
+        for method in cls.body
+        if isinstance(method, ast.FunctionDef) and method.name == "forward"
+        for node in ast.walk(method)
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple)
+    }
 
 
 def _shape(event: Event) -> tuple[str, str, str]:
@@ -372,9 +478,7 @@ def _capture_writes(
             )
         )
         value = event.value
-        if isinstance(value, Seq) and any(
-            isinstance(item, Const) and item.value == 0 for item in value.items or ()
-        ):
+        if _holds_zero(value):
             found["aux-capture"].append(
                 Difference(
                     how="layer 0 is captured, which has no residual yet",
@@ -399,6 +503,16 @@ def _capture_writes(
                 phase="warmup",
             )
         )
+
+
+def _holds_zero(value: Value | None) -> bool:
+    if isinstance(value, Alt):
+        return _holds_zero(value.yes) or _holds_zero(value.no)
+    if isinstance(value, Sym):
+        return value.made == "range" and value.name == "range from 0"
+    return isinstance(value, Seq) and any(
+        isinstance(item, Const) and item.value == 0 for item in value.items or ()
+    )
 
 
 # ---- the device and files
@@ -508,7 +622,19 @@ def _shared(
         if not _is_new(event, new):
             continue
         place = (_place(event.node, event.source),)
-        if event.kind == "inplace" and event.source is pair.patched[0]:
+        if event.kind == "replace":
+            found["shared-state"].append(
+                Difference(
+                    how=f"puts something else in the place of {event.name}",
+                    effect="invasive",
+                    places=place,
+                )
+            )
+        if (
+            event.kind == "inplace"
+            and event.source is pair.patched[0]
+            and not is_made_anew(event.value)
+        ):
             found["shared-state"].append(
                 Difference(
                     how=f"changes {event.name} in place, which stock code goes on with",
@@ -600,10 +726,12 @@ def _reach(
         for rank in (0, 1):
             scenario = Scenario(rank=rank, mode=mode, capturing=False)
             reached = follow(pair.patched, scenario, touched)
-            work = _work(reached.in_forward, new, pair.patched)
+            if rank == 0 and mode in ("DECODE", "IDLE") and touched:
+                _returns(reached, _stock(pair.stock).reached(scenario), found)
+            work = _work(reached, new, pair.patched)
             if work:
                 on.append(rank)
-            if rank == 1 and (loop := _work(reached.in_loop, new, pair.patched)):
+            if rank == 1 and (loop := _work(reached, new, pair.patched, loop=True)):
                 node, source = loop[0]
                 found["layer-loop"].append(
                     Difference(
@@ -624,7 +752,7 @@ def _reach(
     else:
         notes["forward-modes"].append("no new code in a forward")
     prefill = follow(pair.patched, Scenario(rank=0, mode="EXTEND", capturing=True), touched)
-    if work := _work(prefill.in_forward, new, pair.patched):
+    if work := _work(prefill, new, pair.patched):
         notes["graph-replay"].append(
             f"new code is traced where prefill graphs are captured ({_place(*work[0])})"
         )
@@ -633,16 +761,18 @@ def _reach(
 
 
 def _work(
-    reached: dict[int, tuple[ast.stmt, Source]], new: frozenset[int], sources: tuple[Source, ...]
+    reached: Reached, new: frozenset[int], sources: tuple[Source, ...], *, loop: bool = False
 ) -> list[tuple[ast.stmt, Source]]:
     """Return new statements that do something, of those that were reached.
 
-    A call into a companion counts by what is reached there: one that returns at once is no work.
+    A call of a function of these files counts by what is reached there: one that returns at once
+    is no work.
     """
     found: list[tuple[ast.stmt, Source]] = [
         (node, source)
-        for key, (node, source) in reached.items()
+        for key, (node, source) in (reached.in_loop if loop else reached.in_forward).items()
         if key in new
+        and key not in reached.passing_on
         and isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.AnnAssign)
         and any(isinstance(one, ast.Call | ast.BinOp | ast.AugAssign) for one in ast.walk(node))
     ]

@@ -61,7 +61,7 @@ _MOST_ITEMS = 16
 
 EventKind = Literal[
     "collective", "p2p", "module", "sync", "io", "block", "write", "unpack", "tuple", "none",
-    "raise", "inplace", "layers",
+    "raise", "inplace", "replace", "layers",
 ]  # fmt: skip
 _Key = TypeVar("_Key")
 Root = Literal["init", "forward", "load", "other"]
@@ -110,13 +110,15 @@ class Event(NamedTuple):
 class Reached(NamedTuple):
     """All of a scenario: events in order, statements reached in forwards and in layer loops.
 
-    `touched` are the functions that were begun with and reach something new.
+    `touched` are the functions that were begun with and reach something new, `passing_on` the
+    statements that call a function of these files.
     """
 
     events: tuple[Event, ...]
     in_forward: dict[int, tuple[ast.stmt, Source]]
     in_loop: dict[int, tuple[ast.stmt, Source]]
     touched: frozenset[str] = frozenset()
+    passing_on: frozenset[int] = frozenset()
 
 
 class _State:
@@ -137,6 +139,7 @@ class _Frame(NamedTuple):
     source: Source
     closure: dict[str, Value]
     returns: list[tuple[Value, _State]]
+    yields: list[Value]
     depth_of_guards: int
     loops: list[list[_State]]
     class_name: str
@@ -165,6 +168,7 @@ class _Interpreter:
     ) -> None:
         self.only = only
         self.touched: set[str] = set()
+        self.passing_on: set[int] = set()
         self.sources = sources
         self.scenario = scenario
         self.events: list[Event] = []
@@ -173,7 +177,7 @@ class _Interpreter:
         self.modules: dict[str, dict[str, Value]] = {}
         self.classes: dict[str, Cls] = {}
         self.called: set[int] = set()
-        self.hooks: list[Fn] = []
+        self.hooks: list[tuple[Fn, ast.AST | None]] = []
         self.frames: list[_Frame] = []
         self.via: tuple[tuple[ast.AST, Source], ...] = ()
         self.root = ""
@@ -221,18 +225,26 @@ class _Interpreter:
                 self._root(fn, "forward", base, keep=True)
             if before == base.heap:
                 break
-        for hook in self.hooks:
+        for hook, registered_by in self.hooks:
+            self.statement = registered_by
             self._root(hook, "forward", base)
+        self.statement = None
         for fn in others:
             if id(fn.node) not in self.called:
                 kind: Root = "load" if "load" in getattr(fn.node, "name", "") else "other"
                 self._root(fn, kind, base)
-        return Reached(tuple(self.events), self.in_forward, self.in_loop, frozenset(self.touched))
+        return Reached(
+            tuple(self.events),
+            self.in_forward,
+            self.in_loop,
+            frozenset(self.touched),
+            frozenset(self.passing_on),
+        )
 
     def _module(self, source: Source, state: _State) -> None:
         names: dict[str, Value] = {}
         self.modules[id_of(source)] = names
-        frame = _Frame(source, {}, [], 0, [], "", ())
+        frame = _Frame(source, {}, [], [], 0, [], "", ())
         inner = state.copy()
         inner.names = names
         self.frames.append(frame)
@@ -342,7 +354,8 @@ class _Interpreter:
                 self.frames[-1].loops[-1].append(state)
             return None
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            state.names[node.name] = Fn(node, self.frames[-1].source, None, state.names)
+            fn = Fn(node, self.frames[-1].source, None, state.names)
+            state.names[node.name] = self._decorated(fn, state)
         elif isinstance(node, ast.ClassDef):
             cls = Cls(node, self.frames[-1].source)
             self.classes[node.name] = cls
@@ -480,6 +493,9 @@ class _Interpreter:
     def _with(self, node: ast.With | ast.AsyncWith, state: _State) -> _State | None:
         for item in node.items:
             value = self._ev(item.context_expr, state)
+            if isinstance(value, Inst) and self._method(value.name, "__enter__"):
+                enter = self._attribute(value, "__enter__", state, node)
+                value = self._call_value(enter, [], {}, state, item.context_expr)
             name = name_of(value).lower()
             if isinstance(item.context_expr, ast.Call | ast.Attribute | ast.Name) and (
                 "lock" in name and not name.startswith(("torch.", "nullcontext"))
@@ -605,14 +621,15 @@ class _Interpreter:
         old = self._ev(target, state)
         value = self._ev(node.value, state)
         if is_tensor(old) and isinstance(target, ast.Name):
-            self._event("inplace", target.id, node, state)
+            self._event("inplace", target.id, node, state, value=old)
         if isinstance(old, Seq):
             new: Value = Seq(old.kind, old.low + (value.low if isinstance(value, Seq) else 0), None)
         elif isinstance(old, Alt):
             new = old
         else:
             new = self._binary(node.op, old, value, node, state)
-        self._assign(target, new, state, quiet=is_tensor(old) or isinstance(old, Seq))
+        listed = isinstance(old, Seq) and isinstance(target, ast.Name)
+        self._assign(target, new, state, quiet=is_tensor(old) or listed)
 
     def _assign(
         self, target: ast.expr, value: Value, state: _State, *, quiet: bool = False
@@ -641,7 +658,7 @@ class _Interpreter:
             if isinstance(base, Seq):
                 self._assign(target.value, Seq(base.kind, max(base.low, 1), None), state)
             elif is_tensor(base):
-                self._event("inplace", ast.unparse(target.value), target, state)
+                self._event("inplace", ast.unparse(target.value), target, state, value=base)
             if (
                 isinstance(target.value, ast.Attribute)
                 and target.value.attr == "__dict__"
@@ -665,8 +682,13 @@ class _Interpreter:
         holder = _holder(owner)
         state.heap[(holder, attribute)] = value
         described = holder if isinstance(owner, Inst) else (name_of(owner) or holder)
-        if not quiet:
-            self._event("write", f"{described}.{attribute}", node, state, value=value)
+        if quiet:
+            return
+        self._event("write", f"{described}.{attribute}", node, state, value=value)
+        if (isinstance(owner, Ext) and "." in owner.name) or (
+            isinstance(owner, Inst | Cls) and self._method(holder, attribute)
+        ):
+            self._event("replace", f"{described}.{attribute}", node, state, value=value)
 
     def _unpack(self, target: ast.Tuple | ast.List, value: Value, state: _State) -> None:
         count = len(target.elts)
@@ -788,7 +810,7 @@ class _Interpreter:
                 fn = Fn(found[0], found[1], owner)
                 if any(words.last(_dotted(d)) == "property" for d in found[0].decorator_list):
                     return self._call_value(fn, [], {}, state, node)
-                return fn
+                return self._decorated(fn, state)
             if (inherited := self._inherited(name, attr, state)) is not None:
                 return inherited
             base = f"{name}.{attr}"
@@ -799,7 +821,7 @@ class _Interpreter:
         if attr == "index" and base.endswith("device.index"):
             return self._own_rank("tp")
         if words.capturing(base):
-            return self._capture()
+            return self._capture(base)
         labels = labels_of(owner) - {"tensor"}
         if base.startswith(("os.environ", "sglang.srt.environ.envs")):
             labels |= {"env"}
@@ -813,6 +835,21 @@ class _Interpreter:
         if not tensor and attr in words.TENSORS and not base.endswith("_cpu"):
             tensor = attr not in ("output", "x", "h")
         return Sym(f"{text_of(owner)}.{attr}", base, labels, tensor=tensor)
+
+    def _decorated(self, fn: Fn, state: _State) -> Fn:
+        """Return what a function becomes by those of its decorators that these files define."""
+        for decorator in reversed(getattr(fn.node, "decorator_list", ())):
+            made = self._ev_quietly(decorator, state) if self._is_ours(decorator, state) else None
+            if isinstance(made, Fn):
+                self._call_value(made, [replace(fn, owner=None)], {}, state, decorator)
+                if isinstance(self._returned, Fn):
+                    self.called.add(id(fn.node))
+                    fn = replace(self._returned, owner=fn.owner)
+        return fn
+
+    def _is_ours(self, decorator: ast.expr, state: _State) -> bool:
+        head = decorator.func if isinstance(decorator, ast.Call) else decorator
+        return isinstance(head, ast.Name) and isinstance(self._ev_Name(head, state), Fn)
 
     def _inherited(self, name: str, attr: str, state: _State) -> Value | None:
         cls = self.classes.get(name)
@@ -845,6 +882,8 @@ class _Interpreter:
         labels = labels_of(owner) | labels_of(index)
         key = f"{text_of(owner)}[{text_of(index)}]"
         tensor = is_tensor(owner)
+        if tensor and isinstance(index, Sym) and index.tensor and index.key.startswith("compare "):
+            self._event("sync", "picking by a mask", node, state)
         return Sym(key, f"{name}[]" if name else "", labels, tensor=tensor)
 
     def _ev_BoolOp(self, node: ast.BoolOp, state: _State) -> Value:
@@ -880,7 +919,7 @@ class _Interpreter:
                 else value
             )
         if is_and and holds is True:
-            return value
+            return value if isinstance(value, Sym | Seq | Alt | Inst) else Truth(joined)
         return Truth(joined)
 
     def _ev_quietly(self, node: ast.expr, state: _State) -> Value:
@@ -958,6 +997,8 @@ class _Interpreter:
             cond = self._contains(right, left)
             return negate(cond) if isinstance(op, ast.NotIn) else cond
         labels = labels_of(left) | labels_of(right)
+        if isinstance(left, Index) or isinstance(right, Index):
+            return self._index_order(op, left, right, labels)
         if isinstance(left, Const) and isinstance(right, Const):
             function = _ORDER.get(type(op))
             try:
@@ -965,6 +1006,28 @@ class _Interpreter:
             except TypeError:
                 return atom(f"{text_of(left)} {type(op).__name__} {text_of(right)}", labels)
         return atom(f"{text_of(left)} {type(op).__name__} {text_of(right)}", labels)
+
+    def _index_order(self, op: ast.cmpop, left: Value, right: Value, labels: Labels) -> Cond:
+        """Return whether a layer's number is above or below another number.
+
+        The first pass stands for layer 0, the others for any layer from 1 on.
+        """
+        flipped = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
+        index, other, kind = left, right, type(op)
+        if not isinstance(index, Index):
+            index, other, kind = right, left, flipped.get(type(op), type(op))
+        key = f"layer {text_of(index)} {kind.__name__} {text_of(other)}"
+        number = other.value if isinstance(other, Const) else None
+        if not isinstance(index, Index) or not isinstance(number, int):
+            # A number that is not told may be 0, and be compared so that layer 0 stays out.
+            return atom(key, labels | _CONTENT)
+        if index.at == "zero":
+            return const(bool(_ORDER[kind](0, number)), labels)
+        if (kind is ast.Gt and number < 1) or (kind is ast.GtE and number <= 1):
+            return const(True, labels)
+        if (kind is ast.Lt and number <= 1) or (kind is ast.LtE and number < 1):
+            return const(False, labels)
+        return atom(key, labels)
 
     def _equal(self, left: Value, right: Value, *, identity: bool = False) -> Cond:
         if isinstance(left, Alt):
@@ -1073,6 +1136,10 @@ class _Interpreter:
     def _ev_Starred(self, node: ast.Starred, state: _State) -> Value:
         return self._ev(node.value, state)
 
+    def _ev_Yield(self, node: ast.Yield, state: _State) -> Value:
+        self.frames[-1].yields.append(self._ev(node.value, state))
+        return NONE
+
     def _ev_Await(self, node: ast.Await, state: _State) -> Value:
         return self._ev(node.value, state)
 
@@ -1120,7 +1187,7 @@ class _Interpreter:
                     return Seq("list", 0, 0, ())
         for part in ("key", "value", "elt"):
             if (element := getattr(node, part, None)) is not None:
-                self._ev(element, inner)
+                labels |= labels_of(self._ev(element, inner))
         return Seq("list", low, None, None, labels - {"tensor"})
 
     _ev_ListComp = _ev_SetComp = _ev_GeneratorExp = _ev_DictComp = _comprehension
@@ -1138,11 +1205,15 @@ class _Interpreter:
     def _ev_Call(self, node: ast.Call, state: _State) -> Value:
         self._step()
         func = self._ev(node.func, state)
-        args = [self._ev(one, state) for one in node.args]
+        given = [self._ev(one, state) for one in node.args]
+        args: list[Value] = []
+        for argument, value in zip(node.args, given, strict=True):
+            spread = isinstance(argument, ast.Starred) and isinstance(value, Seq) and value.items
+            args += spread or [value]
         keywords = {one.arg or "**": self._ev(one.value, state) for one in node.keywords}
         result = self._call(node, func, args, keywords, state)
         if words.last(name_of(func) or _dotted(node.func)) not in _ONLY_READS:
-            for expression, value in zip(node.args, args, strict=True):
+            for expression, value in zip(node.args, given, strict=True):
                 self._may_grow(expression, value, state)
             for one in node.keywords:
                 self._may_grow(one.value, keywords[one.arg or "**"], state)
@@ -1209,7 +1280,7 @@ class _Interpreter:
         if words.local_device(name):
             return self._own_rank("tp")
         if words.capturing(name):
-            return self._capture()
+            return self._capture(name)
         labels = frozenset().union(
             *(labels_of(one) for one in (*args, *keywords.values())), labels_of(func)
         ) - {"tensor"}
@@ -1347,10 +1418,14 @@ class _Interpreter:
                 items = tuple(Const(one, labels) for one in numbers)
                 return Seq("list", len(items), len(items), items, labels)
             return Sym(f"range {_at(node)}", "range", labels, made="range")
+        if name == "range" and args and (len(args) == 1 or args[0] == Const(0)):
+            labels = frozenset().union(*map(labels_of, args))
+            return Sym(f"range {_at(node)}", "range from 0", labels, made="range", present=True)
         if name in ("list", "tuple", "set", "sorted", "dict", "frozenset"):
             if first is None:
                 return Seq("list", 0, 0, ())
-            return first if isinstance(first, Seq | Alt) else None
+            ranged = isinstance(first, Sym) and first.made == "range"
+            return first if ranged or isinstance(first, Seq | Alt) else None
         if name == "print" or words.last(name) in ("info", "warning", "debug", "error"):
             if any(is_tensor(one) for one in args):
                 self._event("sync", f"{words.last(name)} of a tensor", node, state)
@@ -1418,11 +1493,10 @@ class _Interpreter:
         text = str(name.value) if isinstance(name, Const) and name.value else ""
         if not text:
             text = called or f"at {_at(node)}"
-        upper = text.upper()
-        if "RANK" in upper.split("_") or upper in ("SLURM_PROCID", "SLURM_LOCALID"):
+        if words.is_rank_variable(text):
             own = self._own_rank("unknown")
             if isinstance(own, Const):
-                return Const(str(own.value), own.labels)
+                return Const(str(own.value), own.labels | {"rank-variable"})
             return own
         return Sym(f"env:{text}", f"env:{text}", frozenset({"env"}))
 
@@ -1452,8 +1526,11 @@ class _Interpreter:
             return Sym(f"rank of {group}", f"{group}_rank", labels, present=True)
         return Const(self.scenario.rank, labels)
 
-    def _capture(self) -> Value:
+    def _capture(self, name: str) -> Value:
         labels = frozenset({"capture"})
+        if words.compiling(name) and self.scenario.mode == words.CAPTURED_MODE:
+            # The graphs of decoding are captured from code that is not compiled.
+            return Const(False, labels)
         if self.scenario.capturing is not None:
             return Const(self.scenario.capturing, labels)
         return Truth(atom("a graph is captured", labels))
@@ -1495,14 +1572,38 @@ class _Interpreter:
             or any(isinstance(one, Seq) for one in args)
         ):
             self._event("sync", name, node, state)
+        of_unknown_size = (name == "torch.where" and len(args) + len(keywords) == 1) or (
+            tail == "repeat_interleave"
+            and "output_size" not in keywords
+            and any(
+                is_tensor(one) for one in [*args[name.startswith("torch.") :], *keywords.values()]
+            )
+        )
+        if of_unknown_size:
+            self._event("sync", name, node, state)
+        if (
+            name in ("torch.tensor", "torch.as_tensor", "torch.from_numpy")
+            and ("device" in keywords and not _says_cpu([keywords["device"]]))
+            and not (args and is_tensor(args[0]))
+        ):
+            self._event("sync", f"{name} on a device", node, state)
         if words.io(name):
             self._event("io", name, node, state)
         elif words.blocking(name):
             self._event("block", name, node, state)
         if tail.endswith("_") and not tail.startswith("_") and tensor and tail != "requires_grad_":
-            described = name_of(receiver) if receiver is not None else ""
             owner = node.func.value if isinstance(node.func, ast.Attribute) else node.func
-            self._event("inplace", described or ast.unparse(owner), node, state)
+            self._event("inplace", ast.unparse(owner), node, state, value=receiver)
+        into = [one.value for one in node.keywords if one.arg == "out"]
+        function = name.startswith("torch.") and "()" not in name
+        if (tail.endswith("_") and function) or keywords.get("inplace") == Const(True):
+            into += node.args[:1]
+        for written in into:
+            parts = written.elts if isinstance(written, ast.List | ast.Tuple) else [written]
+            for one in parts:
+                value = self._ev_quietly(one, state)
+                if is_tensor(value):
+                    self._event("inplace", ast.unparse(one), node, state, value=value)
 
     def _passes_tuple(
         self,
@@ -1514,10 +1615,13 @@ class _Interpreter:
     ) -> None:
         if words.last(_dotted(node.func)) not in _TAKES_A_TENSOR:
             return
-        for value in (*args, *keywords.values()):
+        named = [(str(at), value) for at, value in enumerate(args)] + list(keywords.items())
+        for place, value in named:
             for option, guards, _ in self._options(value, state):
                 if isinstance(option, Seq) and option.kind == "tuple" and option.low > 0:
-                    self._event("tuple", name, node, guards=guards, value=option)
+                    self._event("tuple", f"{place} a tuple {name}", node, guards=guards)
+                elif option == NONE:
+                    self._event("tuple", f"{place} None {name}", node, guards=guards)
 
     def _hand_over(self, name: str, node: ast.Call, values: Iterable[Value], state: _State) -> None:
         """Follow functions that are given away: hooks run in forwards, others are called now."""
@@ -1526,7 +1630,7 @@ class _Interpreter:
                 continue
             if "hook" in words.last(name) or "register" in words.last(name):
                 self.called.add(id(value.node))
-                self.hooks.append(value)
+                self.hooks.append((value, self.statement))
             elif isinstance(value.node, ast.Lambda):
                 self._call_value(value, [], {}, state, node)
 
@@ -1559,6 +1663,8 @@ class _Interpreter:
             return result or Sym(f"call {_at(node)}", "")
         if len(self.frames) > _MOST_CALLS or any(one is fn.node for one, _ in self.via):
             return result or Sym(f"call {_at(node)}", "")
+        if not isinstance(fn.node, ast.Lambda):
+            self.passing_on.add(id(self.statement))
         outer_via, self.via = self.via, (*self.via, (node, self.frames[-1].source))
         after = self._call_function(fn, args, keywords, state, node)
         self.via = outer_via
@@ -1584,6 +1690,7 @@ class _Interpreter:
             fn.source,
             dict(fn.closure or {}),
             [],
+            [],
             len(state.guards),
             [],
             class_name,
@@ -1592,6 +1699,8 @@ class _Interpreter:
         self.frames.append(frame)
         self._bind(fn, args, keywords, inner, root=root)
         if isinstance(fn.node, ast.Lambda):
+            if id(self.statement) in fn.source.new:
+                self.touched.add(self.root)
             frame.returns.append((self._ev(fn.node.body, inner), inner))
         else:
             last = self._block(fn.node.body, inner)
@@ -1602,6 +1711,9 @@ class _Interpreter:
         if not frame.returns:
             return state
         value, after = frame.returns[-1]
+        if frame.yields:  # what a context manager gives; of another generator, one of its items
+            self._returned = frame.yields[0]
+            return after
         value = self._mark(value)
         for earlier, its_state in reversed(frame.returns[:-1]):
             new = its_state.guards[frame.depth_of_guards :]
@@ -1721,7 +1833,7 @@ class _Interpreter:
                 return const(True, value.labels)
             return atom(value.key, value.labels)
         if isinstance(value, Index):
-            return atom(f"layer {value.at}")
+            return const(value.at != "zero")
         return const(True)
 
     def _guard(
@@ -1730,7 +1842,9 @@ class _Interpreter:
         labels = frozenset(
             label
             for label in cond.labels
-            if not decided or label.startswith("rank:") or label in ("varies", "mode", "capture")
+            if not decided
+            or label.startswith("rank:")
+            or label in ("varies", "mode", "capture", "rank-variable")
         )
         text = self.texts.get(id(test)) or self.texts.setdefault(id(test), ast.unparse(test))
         return Guard(cond, taken, decided, text, labels, test, self.frames[-1].source)

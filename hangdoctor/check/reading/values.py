@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from hangdoctor.check.reading.source import Source
 
 Labels = frozenset[str]
-"""What a value depends on: "rank:GROUP", "varies", "mode", "capture", "env", "tensor"."""
+"""What a value depends on: "rank:GROUP", "varies", "mode", "capture", "env", "tensor",
+"rank-variable" for a rank that only some launchers put into the environment."""
 
 NO_LABELS: Labels = frozenset()
 
@@ -289,6 +291,26 @@ def is_tensor(value: Value) -> bool:
     if isinstance(value, Alt):
         return is_tensor(value.yes) or is_tensor(value.no)
     return isinstance(value, Sym) and value.tensor
+
+
+def is_made_anew(value: Value | None) -> bool:
+    """Tell whether a tensor is known to be a fresh one: a copy, a sum, what torch.zeros() made."""
+    if isinstance(value, Alt):
+        return is_made_anew(value.yes) and is_made_anew(value.no)
+    if not isinstance(value, Sym):
+        return False
+    name = value.name
+    while name.endswith("[]"):
+        name = name[:-2]
+    if not name:
+        return value.key.startswith("(")
+    return name.endswith("()") and bool(_MAKES.match(name[:-2].rpartition(".")[2]))
+
+
+_MAKES = re.compile(
+    r"^(clone|empty|zeros|ones|full|rand|randn|randint|arange|eye|tensor|cat|concat|stack|"
+    r"linspace|new_\w+|\w+_like|deepcopy)$"
+)
 
 
 def with_labels(value: Value, labels: Labels) -> Value:

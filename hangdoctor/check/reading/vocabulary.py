@@ -76,10 +76,21 @@ _CAPTURING = re.compile(
     r"is_(dynamo|torchdynamo)_compiling|graph_capture|is_\w*tracing|cuda_graph_capturing"
 )
 
-_SYNC_METHODS = frozenset({"cpu", "item", "tolist", "numpy", "is_nonzero", "nonzero", "unique"})
+_COMPILING = re.compile(r"compiling|in_piecewise|is_\w*tracing|is_in_\w*graph")
+_RANK_VARIABLE = re.compile(
+    r"^((GLOBAL|LOCAL|WORLD|NODE|GROUP|ROLE|TP|DP|PP|EP|CP|MY)_)*RANK$|"
+    r"^(OMPI_COMM_WORLD|MV2_COMM_WORLD|MPI|PMI|PMIX)_(LOCAL_)?RANK$|^SLURM_(PROCID|LOCALID)$"
+)
+
+_SYNC_METHODS = frozenset(
+    {
+        "cpu", "item", "tolist", "numpy", "is_nonzero", "nonzero", "unique", "argwhere",
+        "masked_select", "unique_consecutive",
+    }
+)  # fmt: skip
 _SYNC_FUNCTIONS = re.compile(
     r"^torch\.((cuda|accelerator|npu|xpu|hpu)\.synchronize|nonzero|equal|allclose|masked_select|"
-    r"unique|unique_consecutive|save)$|(^|\.)synchronize$|^numpy\.(asarray|array)$|"
+    r"argwhere|bincount|unique|unique_consecutive|save)$|(^|\.)synchronize$|^numpy\.(asarray|array)$|"
     r"^pickle\.dumps?$|^safetensors\..*save\w*$|(^|\.)save_file$"
 )
 _IO = re.compile(
@@ -278,6 +289,26 @@ def local_device(name: str) -> bool:
 def capturing(name: str) -> bool:
     """Tell whether a call asks if a graph is captured or compiled now."""
     return bool(_CAPTURING.search(last(name)))
+
+
+@lru_cache(maxsize=20_000)
+def compiling(name: str) -> bool:
+    """Tell whether a call asks for a compilation, which a graph's capture need not be part of.
+
+    >>> compiling("torch.compiler.is_compiling"), compiling("get_is_capture_mode")
+    (True, False)
+    """
+    return bool(_COMPILING.search(last(name)))
+
+
+@lru_cache(maxsize=20_000)
+def is_rank_variable(name: str) -> bool:
+    """Tell whether a launcher may put the process's own rank into a variable of the environment.
+
+    >>> is_rank_variable("LOCAL_RANK"), is_rank_variable("HS_DUMP_RANK")
+    (True, False)
+    """
+    return bool(_RANK_VARIABLE.match(name.upper()))
 
 
 @lru_cache(maxsize=20_000)
