@@ -14,6 +14,8 @@ MODEL_FILE = "sglang/srt/models/deepseek_v2.py"
 MOST_BYTES = 8_000_000
 
 _VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
+_MAPPED = re.compile(rf"""['"]{PACKAGE}['"]\s*:\s*['"]([^'"]+)['"]""")
+"""What an editable install's finder maps the package to."""
 _DEFINITION = re.compile(r"^\s*(?:class|def)\s+\w+", re.MULTILINE)
 
 
@@ -80,7 +82,7 @@ def read_text(path: Path) -> str:
             raise InputError(f"{path} is no file" if path.exists() else f"no such file: {path}")
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path} is too long for source: {path.stat().st_size} bytes")
-        return path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -120,6 +122,9 @@ def _editable(place: Path) -> list[Path]:
     for path in sorted(place.glob("*.pth")) if place.name.endswith("-packages") else ():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         found += [Path(line.strip()) for line in lines if line.startswith("/")]
+    for path in sorted(place.glob("__editable___*finder.py")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        found += [Path(match[1]).parent for match in _MAPPED.finditer(text)]
     return found
 
 

@@ -113,5 +113,9 @@ def test_a_file_that_is_no_python_is_one_line(text):
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
     path = tmp_path / "qwen2_classification.py"  # SGLang's own has one
-    path.write_bytes(b"\xef\xbb\xbfimport os\n")
+    path.write_bytes(b"\xef\xbb\xbfimport os\r\n")
     assert read_text(path) == "import os\n"
+
+
+def test_stock_read_without_a_stock_of_its_own_breaks_nothing():
+    assert verdict(STOCK, None).kind != "breaks"

@@ -79,3 +79,14 @@ def test_a_hunk_that_fits_nowhere_names_its_line():
     (one,) = unified.parse(diff())
     with pytest.raises(InputError, match="nothing like its line 1"):
         unified.apply(one, "z\n")
+
+
+def test_an_editable_install_is_found_by_its_finder(tmp_path):
+    checkout = tmp_path / "python"
+    (checkout / "sglang" / "srt").mkdir(parents=True)
+    packages = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "__editable___sglang_0_5_9_finder.py").write_text(
+        f"MAPPING: dict[str, str] = {{'sglang': '{checkout / 'sglang'}'}}"
+    )
+    assert environment.find(tmp_path / "env").packages == checkout

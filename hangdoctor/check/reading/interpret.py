@@ -1620,7 +1620,15 @@ class _Interpreter:
             for option, guards, _ in self._options(value, state):
                 if isinstance(option, Seq) and option.kind == "tuple" and option.low > 0:
                     self._event("tuple", f"{place} a tuple {name}", node, guards=guards)
-                elif option == NONE:
+                elif (
+                    option == NONE
+                    and words.last(_dotted(node.func)) == "logits_processor"
+                    and place
+                    in (
+                        "1",
+                        "hidden_states",
+                    )
+                ):
                     self._event("tuple", f"{place} None {name}", node, guards=guards)
 
     def _hand_over(self, name: str, node: ast.Call, values: Iterable[Value], state: _State) -> None:
