@@ -30,7 +30,13 @@ def diagnose(facts: Facts, engine: Engine) -> Diagnosis:
         for finding in rule(part)
     ]
     claims = [finding for finding in findings if finding.state is not None]
-    claims.sort(key=lambda claim: (_WEIGHT.index(claim.state or "unknown"), not claim.culprits))
+    claims.sort(
+        key=lambda claim: (
+            _WEIGHT.index(claim.state or "unknown"),
+            not claim.culprits,
+            claim.rule in _WITHOUT_CAUSE,
+        )
+    )
     decisive = claims[0] if claims else None
     state: State = decisive.state or "unknown" if decisive else "unknown"
     suspicion = _suspicion(findings, decisive, state)
@@ -82,6 +88,8 @@ def _suspicion(findings: list[Finding], decisive: Finding | None, state: State) 
 
 _WITHOUT_PHASE = ("flight-recorder-ranks-behind",)
 """Files that a launch left behind can name a rank, and tell nothing of its phase."""
+_WITHOUT_CAUSE = ("launch-ended", "wait-given-up")
+"""They say that it ended or gave up: another that weighs the same says what from."""
 _SYMMETRIC = (
     "ranks-diverged",
     "all-ranks-in-same-wait",

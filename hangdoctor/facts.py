@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,14 +27,16 @@ from hangdoctor.engines import (
     is_compiler,
     load,
     matches_any,
+    needle,
     rank_name,
     role_of,
 )
-from hangdoctor.frames import call_path, first_place, place
+from hangdoctor.frames import call_path, find_wait, first_place, place
 from hangdoctor.gpus import Card
 from hangdoctor.launches import Sizes, expected_count, expected_ranks, rank_order, sizes_of
 from hangdoctor.logs.parse import LogLine, ParserState, finish, parse
-from hangdoctor.logs.timeline import RankLog, Timeline, advance, phase_of
+from hangdoctor.logs.stacks import is_part
+from hangdoctor.logs.timeline import RankLog, Timeline, advance, logged_stands, phase_of
 from hangdoctor.model import (
     SECTIONS,
     FileLock,
@@ -61,6 +63,7 @@ from hangdoctor.weights import Loading, see_weights
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from hangdoctor.logs.stacks import Standing
     from hangdoctor.recording import Recording
 
 MOVING_S = 5.0
@@ -116,6 +119,12 @@ class RankFacts(Struct, frozen=True):
         not_idle_s: how long no dump has shown it waiting for requests; None if none ever did.
         stack_age_s: how old its last dump is, None where none was made; stack_missing: why the
             one after that failed.
+        stack_line: the line of the log that its stack is read from; None where we dumped it.
+        stack_native: native functions upon that stack, innermost first; only the log's have them.
+        counted_s: how long no forward had ended by the engine's own watchdog, at that line and as
+            far as the same stack stands before it. None where it says nothing, or only that the
+            rank is still being built.
+        counted_out: that was the watchdog which ends the launch.
         runaway_s: how long it has made tiny writes at a rate that nothing explains; else None.
         loop: what its busiest thread spins in; None where none spins, or nothing tells.
         caught_in: the calls in which its busiest thread was caught by its registers, for people; ""
@@ -157,6 +166,10 @@ class RankFacts(Struct, frozen=True):
     not_idle_s: float | None = None
     stack_age_s: float | None = None
     stack_missing: Missing | None = None
+    stack_line: int | None = None
+    stack_native: tuple[str, ...] = ()
+    counted_s: float | None = None
+    counted_out: bool = False
     runaway_s: float | None = None
     loop: Loop | None = None
     caught_in: str = ""
@@ -500,8 +513,8 @@ def _take_lines(facts: Facts, lines: Sequence[LogLine], engine: Engine) -> Facts
     """Take in lines, and note per rank the time stamp of the last that says something new.
 
     New is a line whose words were not there before, whatever its numbers and ids; a milestone,
-    also when it comes again for a second model; and a bar that advances. Where another launch
-    begins in the same file, all is new again.
+    also when it comes again for a second model; and a bar that advances. Not a stack, and what a
+    watchdog says with it. Where another launch begins in the same file, all is new again.
     """
     before, timeline = facts.timeline, advance(facts.timeline, lines, engine)
     templates, news = facts.templates, dict(facts.news)
@@ -514,6 +527,8 @@ def _take_lines(facts: Facts, lines: Sequence[LogLine], engine: Engine) -> Facts
         words = _words(line)
         if line.bar is None and words not in templates and words not in fresh:
             fresh.add(words)
+            if is_part(line) or _tells_stillness(engine, line.text):
+                continue
             news[line.rank] = line.time_s if line.time_s is not None else news.get(line.rank)
     for name, log in timeline.ranks.items():
         if log.counts != (before.ranks[name].counts if name in before.ranks else {}):
@@ -525,6 +540,15 @@ def _take_lines(facts: Facts, lines: Sequence[LogLine], engine: Engine) -> Facts
     if len(templates) > TEMPLATES_REMEMBERED:
         templates = frozenset()  # start over: an old line counts as new once more
     return msgspec.structs.replace(facts, timeline=timeline, templates=templates | fresh, news=news)
+
+
+def _tells_stillness(engine: Engine, text: str) -> bool:
+    """Tell whether a line is a watchdog's, of which no word is progress."""
+    return any(
+        needle(sign.pattern) in text and re.search(sign.pattern, text)
+        for sign in engine.signs
+        if sign.kind in ("stack", "timeout") or "(?P<after>" in sign.pattern
+    )
 
 
 def _words(line: LogLine) -> int:
@@ -854,8 +878,9 @@ def _conclude(facts: Facts, engine: Engine) -> Facts:
     if not names <= set(expected):
         expected = ()  # named by another scheme than the one we know
     before = {rank.name: rank for rank in facts.ranks}
+    stands = logged_stands(facts.timeline, engine)
     ranks = tuple(
-        _rank_view(name, by_name.get(name), before.get(name), facts, engine)
+        _rank_view(name, by_name.get(name), before.get(name), facts, engine, stand=stands.get(name))
         for name in sorted(names | set(expected), key=rank_order)
     )
     return msgspec.structs.replace(
@@ -876,21 +901,37 @@ def _conclude(facts: Facts, engine: Engine) -> Facts:
 
 
 def _rank_view(
-    name: str, track: Track | None, before: RankFacts | None, facts: Facts, engine: Engine
+    name: str,
+    track: Track | None,
+    before: RankFacts | None,
+    facts: Facts,
+    engine: Engine,
+    *,
+    stand: Standing | None,
 ) -> RankFacts:
     at_s = facts.at_s or 0.0
     dumped_s = track.stack_at_s if track and track.stack_at_s is not None else at_s
     log_phase = _log_phase(name, facts)
     if track is None:
         watched = facts.sections.get("processes", ...) is None
-        return RankFacts(
-            name=name,
-            present=False if watched else None,
-            phase=log_phase,
-            log_phase=log_phase,
-            phase_sure=log_phase is not None,
+        return _with_logged_stack(
+            RankFacts(
+                name=name,
+                present=False if watched else None,
+                phase=log_phase,
+                log_phase=log_phase,
+                phase_sure=log_phase is not None,
+            ),
+            stand,
+            facts,
+            engine,
         )
-    phase, phase_sure = _phase(track, log_phase, facts.rank_log_at_s.get(name), engine)
+    started = track.role == "spawn_main"
+    phase, phase_sure = _phase(
+        track.stack, track.stack_at_s, log_phase, facts.rank_log_at_s.get(name), engine
+    )
+    if phase is None and started:
+        phase = "start"
     wait = None
     operation: tuple[str, ...] = ()
     if track.wait and track.stack:
@@ -909,7 +950,7 @@ def _rank_view(
     lock_waiting = lock_waits(track, at_s)
     since_s = before.phase_since_s if before and before.phase == phase else at_s
     in_phase_s = max(at_s - since_s, _logged_phase_s(name, phase, facts) or 0.0)
-    return RankFacts(
+    view = RankFacts(
         name=name,
         pid=track.process.pid,
         present=track.present and track.process.state not in "ZX",
@@ -957,6 +998,10 @@ def _rank_view(
         else (),
         locks=_locks_of(track, wait, operation, facts.locks),
     )
+    own = track.process.inner_pid or track.process.pid
+    if view.stack is not None or stand is None or stand.dump.pid not in (None, own):
+        return view  # a dump with another pid is another launch's
+    return _with_logged_stack(view, stand, facts, engine)
 
 
 def _locks_of(
@@ -1079,22 +1124,76 @@ def _logged_phase_s(name: str, phase: Phase | None, facts: Facts) -> float | Non
 
 
 def _phase(
-    track: Track, log_phase: Phase | None, log_at_s: float | None, engine: Engine
+    stack: tuple[Frame, ...] | None,
+    stack_at_s: float | None,
+    log_phase: Phase | None,
+    log_at_s: float | None,
+    engine: Engine,
 ) -> tuple[Phase | None, bool]:
     """Return the phase whose code a rank runs, and whether that is sure.
 
     The stack is the newer witness, unless the log spoke after the dump. Frames that only say "at
     least this far" leave it to the log which of the later phases it is.
     """
-    if track.stack is None:
-        return log_phase or ("start" if track.role == "spawn_main" else None), log_phase is not None
-    read = _read_stack(engine.name, track.stack)
+    if stack is None:
+        return log_phase, log_phase is not None
+    read = _read_stack(engine.name, stack)
     best, weak = read.phase, read.at_least
-    log_is_newer = log_at_s is not None and log_at_s > (track.stack_at_s or 0.0)
+    log_is_newer = log_at_s is not None and log_at_s > (stack_at_s or 0.0)
     if best and not (log_is_newer and phase_index(log_phase) > phase_index(best)):
         return best, True
     phases: list[Phase] = [*weak, *([log_phase] if log_phase else []), *([best] if best else [])]
     return max(phases, key=phase_index, default=None), log_phase is not None
+
+
+def _with_logged_stack(
+    rank: RankFacts, stand: Standing | None, facts: Facts, engine: Engine
+) -> RankFacts:
+    """Return a rank of which we have no stack with what the stacks in the log show of it.
+
+    They are no older than its last milestone: what came before one is forgotten.
+    """
+    if stand is None:
+        return rank
+    dump = stand.dump
+    if not dump.frames:
+        why = "torn by another's" if dump.torn else "without its main thread's frames"
+        missing = Missing(
+            reason="failed", detail=f"the dump of it in line {dump.number} of the log is {why}"
+        )
+        return msgspec.structs.replace(rank, stack_missing=rank.stack_missing or missing)
+    found = find_wait(dump.frames, engine.waits)
+    phase, sure = _phase(dump.frames, 0.0, rank.log_phase, None, engine)
+    serves = phase_index(phase) >= phase_index("server")
+    counted = stand.after_s is not None and (stand.final or serves)
+    counted_s = (stand.after_s or 0.0) + (stand.held_s or 0.0) if counted else None
+    return msgspec.structs.replace(
+        rank,
+        phase=phase,
+        phase_sure=sure,
+        stack=dump.frames,
+        stack_line=dump.number,
+        stack_native=dump.native,
+        stack_age_s=stamp_age_s(facts, dump.time_s),
+        place=place(dump.frames[0]),
+        wait=found[0] if found else None,
+        operation=call_path(dump.frames[found[1] :]) if found else (),
+        settled_s=stand.held_s,
+        held_s=stand.held_s if found else None,
+        compiling=_read_stack(engine.name, dump.frames).compiling,
+        counted_s=counted_s,
+        counted_out=counted and stand.final,
+        **({} if rank.moving is not None else _moving_by_log(stand, counted_s)),
+    )
+
+
+def _moving_by_log(stand: Standing, counted_s: float | None) -> dict[str, Any]:
+    """Return what the dumps in the log tell of whether a rank moves; nothing if there is one."""
+    if stand.moved and stand.same_dumps == 1:
+        where = stand.dump.frames[0].function
+        return {"moving": True, "moved_by": f"its stack changes, now in {where}"}
+    still_s = counted_s if counted_s is not None else stand.held_s
+    return {} if still_s is None else {"moving": False, "still_s": still_s}
 
 
 class _StackRead(Struct, frozen=True):

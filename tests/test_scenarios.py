@@ -19,6 +19,7 @@ from hangdoctor.recording import bare_log, load
 from hangdoctor.render.text import to_text
 
 sys.path.insert(0, str(Path(__file__).parent))
+import logged
 import scenarios as told  # test material beside the tests
 import transform
 from scenarios import Does, good_log, launch
@@ -370,6 +371,51 @@ def log_verdict(tmp_path, *lines):
     path = tmp_path / "server.log"
     path.write_text("\n".join(lines) + "\n")
     return verdict(bare_log(path))
+
+
+def logged_dump(rank, pid, inner, at_s):
+    """Return the lines that SGLang's soft watchdog prints with a stack of py-spy's."""
+    first, *others = logged.dump(f" {rank}", pid, inner).splitlines()
+    announced = first.partition("] ")[2]
+    said = others.pop().partition("] ")[2]
+    stack = [(at_s, line) for line in others if line]
+    return [(at_s, f"{rank}| {announced}"), *stack, (at_s, f"{rank}| {said}")]
+
+
+def test_stacks_in_the_log_stand_in_for_those_that_we_may_not_take(tmp_path):
+    refused = Missing(reason="permission", detail="Operation not permitted")
+    lines = good_log(("TP0", "TP1"), "ready")
+    for at_s in (60, 100):
+        lines += logged_dump("TP0", told.FIRST_RANK, logged.OPENS, at_s)
+        lines += logged_dump("TP1", told.FIRST_RANK + 1, logged.REDUCES, at_s)
+    unseen = ranks(2, Does(unseen=refused))
+    recording = launch(tmp_path, unseen, log=lines, seconds=130)
+    facts = derive(recording, SGLANG)
+    stood = facts.rank("TP0")
+    assert (stood.place, stood.settled_s, stood.stack_native) == (
+        "forward (deepseek_v2.py:2744)", 40.0, ("open64",),
+    )  # fmt: skip
+    assert stood.stack_age_s == pytest.approx(30, abs=2)
+    found = diagnose(facts, SGLANG)
+    assert found.state in ("unknown", "starting")
+    assert found.confidence == "low"
+    assert "for TP0, which is in open64 at forward" in found.title
+
+
+def test_a_dump_of_another_process_in_the_log_is_no_stack_of_this_launch(tmp_path):
+    refused = Missing(reason="permission", detail="Operation not permitted")
+    lines = good_log(("TP0", "TP1"), "ready") + logged_dump("TP0", 4711, logged.OPENS, 60)
+    recording = launch(tmp_path, ranks(2, Does(unseen=refused)), log=lines, seconds=130)
+    assert derive(recording, SGLANG).rank("TP0").stack is None
+
+
+def test_a_dump_in_the_log_is_no_progress(tmp_path):
+    lines = good_log(("TP0", "TP1"), "load-end")
+    lines += logged_dump("TP0", told.FIRST_RANK, logged.OPENS, 70)
+    doing = ranks(2, Does(stack=told.BARRIER), TP1=Does(stack=told.LOADING, cpu_pct=0))
+    found = verdict(launch(tmp_path, doing, log=lines, seconds=100))
+    assert (found.state, found.culprits) == ("hung", ("TP1",))
+    assert found.still_s > 60
 
 
 def test_a_bar_tells_the_phase_of_a_log_that_lost_its_head(tmp_path):

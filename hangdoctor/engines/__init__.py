@@ -145,12 +145,14 @@ class Role(Table, frozen=True, kw_only=True):
         title: searched in the process title; a group `rank` captures the rank's name.
         is_rank: it takes part in the collectives.
         helper: it works for the process that started it: a compiler, a pool.
+        frames: one of these stands in its main thread's stack.
     """
 
     id: str
     title: str
     is_rank: bool = False
     helper: bool = False
+    frames: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
 
 
@@ -168,16 +170,18 @@ class Sign(Pattern, frozen=True, kw_only=True):
     """A line that means something besides progress.
 
     Where a line names the ranks that others waited for, or that died, a group `blamed` of the
-    pattern captures their numbers; `status` the exit status that it tells, `pid` of whom.
+    pattern captures their numbers; `status` the exit status that it tells, `pid` of whom; `after`
+    how long a watchdog has seen no forward end, in seconds.
 
     Attributes:
         kind: "exception": a rank failed; "fatal": the launch is ending; "timeout": a wait was
             given up; "signal": the launcher was told to end; "heartbeat": repeats while nothing
-            moves; "warning": worth showing.
+            moves; "stack": a dump of py-spy's follows, of the process `pid`; "warning": worth
+            showing.
     """
 
     id: str
-    kind: Literal["exception", "fatal", "timeout", "signal", "heartbeat", "warning"]
+    kind: Literal["exception", "fatal", "timeout", "signal", "heartbeat", "stack", "warning"]
 
 
 class Compiler(Pattern, frozen=True, kw_only=True):

@@ -309,5 +309,6 @@ _SIGN_SEVERITY: dict[str, Severity] = {
     "timeout": "error",
     "signal": "warning",
     "heartbeat": "warning",
+    "stack": "warning",
     "warning": "warning",
 }

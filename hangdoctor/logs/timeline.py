@@ -17,6 +17,7 @@ import msgspec
 from hangdoctor import frames, known_issues
 from hangdoctor.engines import ONLY_RANK, PHASES, Milestone, Phase, Sign, load, names, needle
 from hangdoctor.launches import expected_ranks, rank_order
+from hangdoctor.logs import stacks
 from hangdoctor.logs.parse import ParserState, finish, parse
 from hangdoctor.model import Frame
 
@@ -111,6 +112,7 @@ class SignSeen(msgspec.Struct, frozen=True):
         rank: that printed it, "" for the launch.
         blamed: numbers of the ranks that it says others wait for, or that died.
         status: exit status that it tells, negative for a signal; pid: of that process.
+        after_s: how long no forward had ended, where a watchdog tells it.
     """
 
     id: str
@@ -122,6 +124,7 @@ class SignSeen(msgspec.Struct, frozen=True):
     blamed: tuple[int, ...] = ()
     status: int | None = None
     pid: int | None = None
+    after_s: float | None = None
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -168,6 +171,9 @@ class Timeline(msgspec.Struct, frozen=True):
         lines: number of the last line; last: that line, if it is no bar.
         first_time_s, last_time_s: first and newest stamp.
         tracing: rank of the exception whose traceback is being printed.
+        stands: by rank, what the stacks in the log show of it since its last milestone; "" for a
+            process that faulthandler does not name. `logged_stands` adds the one that is open.
+        dump: whose lines come now.
     """
 
     ranks: dict[str, RankLog] = {}
@@ -182,6 +188,8 @@ class Timeline(msgspec.Struct, frozen=True):
     first_time_s: float | None = None
     last_time_s: float | None = None
     tracing: str | None = None
+    stands: dict[str, stacks.Standing] = {}
+    dump: stacks.Dump | None = None
 
 
 def advance(timeline: Timeline, lines: Iterable[LogLine], engine: Engine) -> Timeline:
@@ -249,6 +257,13 @@ def lacking(timeline: Timeline) -> dict[str, tuple[str, ...]]:
         for name, log in ranks.items()
     }
     return {name: found[name] for name in sorted(found, key=rank_order) if found[name]}
+
+
+def logged_stands(timeline: Timeline, engine: Engine) -> dict[str, stacks.Standing]:
+    """Return what the stacks in the log show, by rank, the one that may still grow included."""
+    if timeline.dump is None:
+        return timeline.stands
+    return _with_dump(timeline.stands, timeline.dump, engine, timeline.launch)
 
 
 def detect_engine(log: bytes) -> str | None:
@@ -320,6 +335,8 @@ class _Fold:
         self.first_time_s = timeline.first_time_s
         self.last_time_s = timeline.last_time_s
         self.tracing = timeline.tracing
+        self.stands = dict(timeline.stands)
+        self.dump = timeline.dump
         self.new_lines: dict[str, int] = {}
         self.new_last: dict[str, Place] = {}
 
@@ -346,6 +363,8 @@ class _Fold:
             first_time_s=self.first_time_s,
             last_time_s=self.last_time_s,
             tracing=self.tracing,
+            stands=self.stands,
+            dump=self.dump,
         )
 
     def add(self, line: LogLine) -> None:
@@ -362,6 +381,8 @@ class _Fold:
             self._add_bar(line, *line.bar)
             return
         place = Place(line.number, line.text[:TEXT_LIMIT], self.last_time_s)
+        if self._add_to_dump(line, place):
+            return
         self.last = place
         self._add_line(line.rank, place)
         if milestone:
@@ -405,6 +426,8 @@ class _Fold:
 
     def _add_milestone(self, line: LogLine, place: Place, milestone: Milestone) -> None:
         name = "" if milestone.scope == "launch" else line.rank or ONLY_RANK
+        if self.stands or self.dump or self.marks:
+            self._has_moved(name)
         if name != line.rank:
             self._add_line(name, place)  # the only rank of a launch has no name in its prefix
         log = self.ranks[name]
@@ -438,6 +461,8 @@ class _Fold:
 
     def _add_bar(self, line: LogLine, bar_id: str, done: int, total: int) -> None:
         old = self.bars.get(bar_id)
+        if (self.stands or self.dump) and (old is None or done != old.done):
+            self._has_moved("")
         if old is None or done < old.done or total != old.total:
             phase = next(bar.phase for bar in self.engine.bars if bar.id == bar_id)
             self.bars[bar_id] = BarLog(
@@ -473,7 +498,13 @@ class _Fold:
             tuple(int(number) for number in re.findall(r"\d+", told.get("blamed") or "")),
             _number(told.get("status")),
             _number(told.get("pid")),
+            float(told["after"]) if told.get("after") else None,
         )
+        if sign.kind == "stack":
+            self._end_dump()
+            self.dump = stacks.begin(line, place.time_s, dumped_pid=seen.pid)
+        if seen.after_s is not None:
+            self._add_watchdog(seen, final=sign.kind == "timeout")
         if sign.kind == "exception":
             if self.tracing is None or line.time_s is not None:
                 self.tracing = line.rank
@@ -483,6 +514,48 @@ class _Fold:
         newest = kept[SIGNS_KEPT:]
         kept[SIGNS_KEPT:] = [other for other in newest if other.id != sign.id]
         kept.append(seen)
+
+    def _add_to_dump(self, line: LogLine, place: Place) -> bool:
+        """Take a line that belongs to a stack; tell whether it does."""
+        if line.time_s is None:
+            if self.dump is not None and (longer := stacks.extend(self.dump, line.text)):
+                self.dump = longer
+                self._add_marks(msgspec.structs.replace(line, rank=self.dump.said_by), place)
+                return True
+            if begun := stacks.begin(line, place.time_s, dumped_pid=None):
+                self._end_dump()
+                self.dump = begun
+                return not begun.cause  # its cause is a line of its own
+        if self.dump is not None and not self.dump.paused:
+            self.dump = msgspec.structs.replace(self.dump, paused=True)
+        return False
+
+    def _end_dump(self) -> None:
+        if self.dump is not None:
+            self.stands = _with_dump(self.stands, self.dump, self.engine, self.launch)
+            self.dump = None
+
+    def _add_watchdog(self, seen: SignSeen, *, final: bool) -> None:
+        """Note with a rank's dump what its watchdog says after it."""
+        if self.dump is not None and self.dump.said_by == seen.rank:
+            self._end_dump()
+        rank = seen.rank or ONLY_RANK
+        if standing := self.stands.get(rank):
+            self.stands[rank] = msgspec.structs.replace(standing, after_s=seen.after_s, final=final)
+
+    def _has_moved(self, rank: str) -> None:
+        """Forget what the stacks showed of a rank that has passed a milestone; "": of all."""
+        self._end_dump()
+        if rank:
+            self.stands.pop(rank, None)
+        else:
+            self.stands.clear()
+        quoted = {place for places in self.compiled.frames.values() for place in places}
+        self.marks = {
+            pattern: mark
+            for pattern, mark in self.marks.items()
+            if pattern not in quoted or (rank and mark.rank != rank)
+        }
 
     def _add_marks(self, line: LogLine, place: Place) -> None:
         if self._launch_log().phase == "ready":
@@ -506,6 +579,17 @@ class _Fold:
     def _add_exception(self, rank: str, text: str) -> None:
         log = self.ranks.get(rank, RankLog())
         self.ranks[rank] = msgspec.structs.replace(log, exception=text[:TEXT_LIMIT])
+
+
+def _with_dump(
+    stands: dict[str, stacks.Standing], dump: stacks.Dump, engine: Engine, launch: Launch
+) -> dict[str, stacks.Standing]:
+    """Return what the stacks show with a further one; that of a process that is no rank is not."""
+    dump = stacks.close(dump)
+    rank = stacks.rank_of(dump, engine, expected_ranks(launch.sizes))
+    if not rank and dump.tool == "py-spy":
+        return dict(stands)
+    return stands | {rank: stacks.see(stands.get(rank), dump)}
 
 
 _QUOTED_FRAME = re.compile(r"\s*(?P<function>[\w.<>]+) \((?P<path>[^\s():]+):(?P<line>\d+)\)")

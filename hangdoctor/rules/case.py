@@ -19,7 +19,7 @@ from hangdoctor.facts import (
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
 from hangdoctor.frames import first_place, place
 from hangdoctor.loads import patience_s, stalls
-from hangdoctor.logs.timeline import lacking
+from hangdoctor.logs.timeline import lacking, logged_stands
 from hangdoctor.model import FileLock, Missing, Struct
 from hangdoctor.waitgraph import WaitGraph, build
 
@@ -53,6 +53,8 @@ PIPE_WAITS = (
 """Kernel functions in which a reader or writer of a pipe or FIFO sleeps, of several versions."""
 OPEN_WAITS = ("wait_for_partner", "fifo_open")
 """In these a FIFO is opened, and nobody has its other end."""
+APART_S = 60.0
+"""Stacks in a log that are further apart may not be of the same stall."""
 SHORT_WATCH_S = 10.0
 """A shorter look of our own counts where the log has been silent for long: `diagnose PID`."""
 
@@ -80,6 +82,13 @@ class Case(Struct, frozen=True):
     def observed(self) -> bool:
         """Whether there is more than a log: processes were looked at, twice at least."""
         return self.facts.at_s is not None and bool(self.facts.tracks)
+
+    @property
+    def everyone(self) -> list[RankFacts]:
+        """The ranks that are there; by a log alone all that did not end, for all it says."""
+        if self.facts.tracks:
+            return [rank for rank in self.facts.ranks if rank.present]
+        return [rank for rank in self.facts.ranks if rank.present is not False]
 
     def still_enough(self, needed_s: float) -> bool:
         """Tell whether stillness was seen for so long.
@@ -173,6 +182,8 @@ def judge(
     be seen not to work, and waiters to stay where they wait. Confidence is high at once only where
     it is `proven` that it cannot go on by itself, such as a deadlock; else after long stillness.
     """
+    if not case.facts.tracks and (involved := (*suspects, *waiters)):
+        return _judge_by_log(case, involved, finding, needed_s)
     needs: list[str] = []
     if not case.still_enough(needed_s):
         needs.append(_longer(case, needed_s))
@@ -200,6 +211,65 @@ def judge(
     if any((_is_busy(rank) and rank.runaway_s is None) or rank.helped_by for rank in suspects):
         finding = weaker(finding, "medium")  # it may be at work that shows nothing
     return msgspec.structs.replace(finding, state="hung")
+
+
+def ended_by_log(case: Case) -> bool:
+    """Tell whether a log alone says that the launch has ended."""
+    fatal = signs_of(case.facts, "fatal") + signs_of(case.facts, "signal")
+    return bool(fatal) and not case.facts.tracks and not case.facts.header.still_running
+
+
+def _judge_by_log(
+    case: Case, involved: tuple[RankFacts, ...], finding: Finding, needed_s: float
+) -> Finding:
+    """Say `hung`, or `dead`, with the finding where the engine's own watchdog has proved it.
+
+    Stacks in a log tell where ranks stood, not whether bytes arrived meanwhile: all that counts is
+    that no forward ended. One dump of each shows where they stood at the end of that time, two that
+    are the same that they stood there for long.
+    """
+    needs = []
+    uncounted = [rank.name for rank in involved if rank.counted_s is None]
+    over = all(rank.counted_out for rank in involved if rank.counted_s is not None)
+    counted_s = min((rank.counted_s for rank in involved if rank.counted_s is not None), default=0)
+    if uncounted:
+        needs.append(
+            f"whether {enumerate_names(uncounted)} moved meanwhile, which the log does not tell: "
+            "hangdoctor diagnose PID --log FILE"
+        )
+    elif not over and counted_s < needed_s:
+        needs.append(f"{needed_s:.0f} s without a forward, seen so far: {counted_s:.0f} s")
+    if not over and case.facts.launch_log_phase == "ready":
+        needs.append("whether it has served since: hangdoctor diagnose PID --log FILE")
+    if any(exceptions(case.facts)):
+        needs.append("what the exception has to do with it, which the log holds too")
+    once = [rank.name for rank in involved if rank.settled_s is None]
+    more = (f"a second dump of {enumerate_names(once)}",) if once else ()
+    if needs:
+        return msgspec.structs.replace(
+            weaker(finding, "low"), verdict="undecided", needs=(*finding.needs, *needs, *more)
+        )
+    if once or _apart_s(case, involved) > max(counted_s, APART_S):
+        finding = weaker(finding, "medium")
+    ended = ended_by_log(case)
+    return msgspec.structs.replace(
+        finding,
+        state="dead" if ended else "hung",
+        title=f"{finding.title}; the watchdog saw no forward end for {counted_s:.0f} s"
+        + (" and ended the launch" if ended else ""),
+        needs=(*finding.needs, *more),
+    )
+
+
+def _apart_s(case: Case, ranks: tuple[RankFacts, ...]) -> float:
+    """Return how far apart the stacks of ranks in the log are; 0 where no stamp tells."""
+    stands_by_name = logged_stands(case.facts.timeline, case.engine)
+    stamps = [
+        stand.dump.time_s
+        for rank in ranks
+        if (stand := stands_by_name.get(rank.name)) and stand.dump.time_s is not None
+    ]
+    return max(stamps, default=0.0) - min(stamps, default=0.0)
 
 
 def unseen_progress(case: Case, phase: Phase | None) -> list[str]:
@@ -254,14 +324,17 @@ def stands(case: Case, rank: RankFacts) -> Evidence:
         return Evidence(text=f"{rank.name}: no stack was seen", rank=rank.name, pid=rank.pid)
     track = case.facts.track(rank)
     doing = waits_in(rank.wait) if rank.wait else "is"
-    frames = rank.stack[:3] if not rank.wait else rank.stack[: _wait_index(case, rank) + 1]
+    frames = rank.stack[:3] if not rank.wait else rank.stack[: _wait_index(rank) + 1]
     where = " < ".join(place(frame) for frame in frames[-3:])
+    source = f" (line {rank.stack_line} of the log)" if rank.stack_line is not None else ""
+    native = "".join(f"{name[:60]} < " for name in rank.stack_native[:2])
     return Evidence(
-        text=f"{rank.name} {doing}{' at' if not rank.wait else ':'} {where}",
+        text=f"{rank.name}{source} {doing}{' at' if not rank.wait else ':'} {native}{where}",
         rank=rank.name,
         pid=rank.pid,
         at_s=track.stack_at_s if track else None,
         frame=where,
+        log_line=rank.stack_line,
     )
 
 
@@ -435,9 +508,8 @@ _SECTION_NAMES = {
 }
 
 
-def _wait_index(case: Case, rank: RankFacts) -> int:
-    track = case.facts.track(rank)
-    return track.wait[1] if track and track.wait else 0
+def _wait_index(rank: RankFacts) -> int:
+    return len(rank.stack or ()) - len(rank.operation)
 
 
 def _longer(case: Case, needed_s: float) -> str:

@@ -9,6 +9,7 @@ from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.model import Installation
 from hangdoctor.rules.case import (
     earliest_phase,
+    ended_by_log,
     evidence,
     exceptions,
     judge,
@@ -56,7 +57,7 @@ def launch_ended(case: Case) -> Iterator[Finding]:
         ended = f"the launch has ended{how and ' with '}{how}"
         if how.startswith("killed"):
             ended = f"the launch was {how}"
-    elif fatal and not facts.header.still_running:
+    elif ended_by_log(case):
         ended = "the log tells that the launch ended"
     else:
         return
@@ -159,7 +160,7 @@ def warmup_request_unanswered(case: Case) -> Iterator[Finding]:
     What to do: send a request by hand; unset http_proxy; look at the detokenizer.
     """
     graph, facts = case.graph, case.facts
-    everyone = [rank for rank in facts.ranks if rank.present]
+    everyone = case.everyone
     if not everyone or len(graph.idle) != len(everyone):
         return
     waits_for = launcher_waits_for(case)

@@ -101,7 +101,7 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
         + f" for {enumerate_names(names)}, which {does}",
         ranks=tuple(rank.name for rank in (*suspects, *waiters)),
         # A rank that others have only just begun to wait for is not to blame for anything yet.
-        culprits=names if waited_s >= case.stall_after_s / 2 and not untold else (),
+        culprits=names if _has_waited(case, *waiters) and not untold else (),
         phase=phase,
         confidence="low" if graph.by_elimination else ("high" if sure else "medium"),
         because=evidence(
@@ -150,14 +150,13 @@ def rank_not_built(case: Case) -> Iterator[Finding]:
         does = waits_in(suspects[0].wait)
     elif suspects[0].place:
         does = _is_at(suspects[0])
-    standing_s = max(map(_waited_s, suspects))
     finding = Finding(
         rule="rank-not-built",
         verdict="found",
         title=f"{enumerate_names(built)} {'is' if len(built) == 1 else 'are'} built, and the "
         f"launcher waits for {enumerate_names(names)}, which {does}",
         ranks=(*names, *built),
-        culprits=names if standing_s >= case.stall_after_s / 2 else (),
+        culprits=names if _has_waited(case, *suspects) else (),
         phase=earliest_phase(suspects),
         confidence="high",
         because=evidence(
@@ -617,7 +616,7 @@ def all_ranks_in_same_wait(case: Case) -> Iterator[Finding]:
     --disable-custom-all-reduce; test a bare all_reduce over the same devices.
     """
     graph = case.graph
-    everyone = [rank for rank in case.facts.ranks if rank.present]
+    everyone = case.everyone
     if len(everyone) < 2 or len(graph.waiting) != len(everyone) or graph.absent:
         return
     if len(graph.operations) != 1 or (case.facts.sizes.get("nnodes", 1)) > 1:
@@ -660,7 +659,7 @@ def all_ranks_wait_for_their_gpus(case: Case) -> Iterator[Finding]:
     CUDA_LAUNCH_BLOCKING=1 to see which call launches the kernel.
     """
     graph = case.graph
-    everyone = [rank for rank in case.facts.ranks if rank.present]
+    everyone = case.everyone
     if not everyone or len(graph.device) != len(everyone) or graph.absent:
         return
     if any(rank.moving is not False for rank in everyone):
@@ -679,7 +678,7 @@ def all_ranks_wait_for_their_gpus(case: Case) -> Iterator[Finding]:
             "which rank's is not seen"
         ),
         ranks=names,
-        culprits=names if single and _waited_s(everyone[0]) >= case.stall_after_s / 2 else (),
+        culprits=names if single and _has_waited(case, everyone[0]) else (),
         phase=earliest_phase(tuple(everyone)),
         confidence="medium",
         because=evidence(
@@ -696,7 +695,7 @@ def all_ranks_wait_for_their_gpus(case: Case) -> Iterator[Finding]:
         ),
     )
     found = judge(case, tuple(everyone), finding, needed_s=SYMMETRIC_FACTOR * case.stall_after_s)
-    if blurred and found.state == "hung":
+    if blurred and found.state == "hung" and case.facts.tracks:
         found = msgspec.structs.replace(
             finding,
             verdict="undecided",
@@ -718,7 +717,7 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
     What to do: see which file or socket it is; its innermost frames and system call say.
     """
     graph = case.graph
-    everyone = [rank for rank in case.facts.ranks if rank.present]
+    everyone = case.everyone
     if not everyone or graph.waiting or graph.device or graph.linked or graph.unseen:
         return
     still = [rank for rank in graph.elsewhere if rank.moving is False]
@@ -733,7 +732,7 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
     spinning = tuple(rank.name for rank in still if rank.runaway_s is not None)
     to_blame = spinning if len(spinning) == 1 else ()
     if single:
-        to_blame = (first.name,) if _waited_s(first) >= case.stall_after_s / 2 else ()
+        to_blame = (first.name,) if _has_waited(case, first) else ()
     title = (
         f"{first.name} {where}"
         if single
@@ -812,19 +811,26 @@ def waiting_for_rank_behind_in_log(case: Case) -> Iterator[Finding]:
     )
 
 
+def _has_waited(case: Case, *ranks: RankFacts) -> bool:
+    """Tell whether one of the ranks stands where it waits for so long that blame is in order."""
+    return any(rank.counted_out or _waited_s(rank) >= case.stall_after_s / 2 for rank in ranks)
+
+
 def _waited_s(rank: RankFacts) -> float:
     """Return how long a rank was seen to stand where it waits, over at least two looks."""
     linked_s = rank.blocked.for_s if rank.blocked and rank.blocked.waits_for else 0.0
     if rank.wait is None and linked_s:
         return linked_s
-    if rank.settled_s is None:
-        return 0.0
+    if rank.settled_s is None or not rank.pid:
+        # A watchdog's count tells how long it has stood somewhere, its dump that it is here.
+        return rank.counted_s or rank.settled_s or 0.0
     return min(rank.settled_s, rank.held_s if rank.held_s is not None else rank.settled_s)
 
 
 def _is_at(rank: RankFacts) -> str:
     """Say where a rank is that is in no known wait."""
-    return _waits_for_locks(rank) if len(rank.lock_waits) > 1 else f"is at {rank.place}"
+    native = f"in {rank.stack_native[0][:60]} " if rank.stack_native else ""
+    return _waits_for_locks(rank) if len(rank.lock_waits) > 1 else f"is {native}at {rank.place}"
 
 
 def _waits_for_locks(rank: RankFacts) -> str:
