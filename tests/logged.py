@@ -26,6 +26,21 @@ SAYS = (
     "(self.watchdog_timeout=60, self.soft={soft})\n"
 )
 
+FAULT = """\
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f0000000001 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/usr/lib/sglang/srt/model_executor/model_runner.py", line 10 in load_model
+  File "/usr/lib/sglang/srt/managers/scheduler.py", line 3171 in run_scheduler_process
+  File "<string>", line 1 in <module>
+
+Extension modules: numpy (total: 1)
+"""
+
 
 def main_thread(pid, inner):
     return f'Thread {pid} (idle): "MainThread"\n{inner}{OUTER}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from logged import OPENS, REDUCES, SAYS, dump
+from logged import FAULT, OPENS, REDUCES, SAYS, dump
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
@@ -165,6 +165,17 @@ def test_an_exception_comes_before_what_the_stacks_show(tmp_path):
     found = verdict(IN_WARMUP + "\n" + raised + both(1, soft=False) + SIGQUIT, tmp_path)
     assert (found.state, found.culprits) == ("dead", ("TP1",))
     assert "too many values" in found.title
+
+
+def test_a_fault_that_ended_a_process_is_named_with_its_place(tmp_path):
+    for tail in ("", "\n" + dump(" TP1", 42, REDUCES)):
+        found = verdict(f"{IN_WARMUP}\n{FAULT}{tail}{SIGQUIT}", tmp_path)
+        ended = rule(found, "launch-ended")
+        assert (found.state, ended.culprits) == ("dead", ())
+        assert ended.title.endswith(
+            ": Fatal Python error: Segmentation fault, at load_model "
+            "(model_executor/model_runner.py:10)"
+        )
 
 
 def test_a_log_that_still_grows_is_judged_by_its_stacks_too(tmp_path):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.facts import phase_index
 from hangdoctor.findings import Evidence, Finding, enumerate_names
+from hangdoctor.frames import place
+from hangdoctor.logs.timeline import logged_stands
 from hangdoctor.model import Installation
 from hangdoctor.rules.case import (
     earliest_phase,
@@ -64,6 +66,9 @@ def launch_ended(case: Case) -> Iterator[Finding]:
     failed = tuple(name for name in exceptions(facts) if name)
     culprits = to_blame_for_failure(case) if failed else ()
     text = next(iter(exceptions(facts).values()), "")
+    faults = _faults(case)
+    if not text and faults:
+        text = faults[0].text
     ranks = tuple(rank for rank in facts.ranks if rank.name in culprits) or facts.ranks
     yield Finding(
         rule="launch-ended",
@@ -76,6 +81,7 @@ def launch_ended(case: Case) -> Iterator[Finding]:
         confidence="high" if facts.tracks or failed else "medium",
         because=evidence(
             *(exception_of(case, name) for name in (*failed[:3], "")),
+            *faults,
             *(
                 Evidence(text=sign.text[:200], rank=sign.rank, log_line=sign.number)
                 for sign in fatal[:3]
@@ -362,6 +368,20 @@ def _moved_at_all(case: Case) -> bool:
     times = [track.moved_at_s for track in case.facts.tracks.values() if track.owner is None]
     times.append(case.facts.log_moved_at_s)
     return any(at_s is not None and at_s > first for at_s in times)
+
+
+def _faults(case: Case) -> list[Evidence]:
+    """Return the faults that ended processes, with their places, by faulthandler's dumps."""
+    return [
+        Evidence(
+            text=f"Fatal Python error: {stand.dump.cause}"
+            + (f", at {place(stand.dump.frames[0])}" if stand.dump.frames else ""),
+            rank=rank or None,
+            log_line=stand.dump.number,
+        )
+        for rank, stand in logged_stands(case.facts.timeline, case.engine).items()
+        if stand.dump.cause
+    ]
 
 
 def _paths(paths: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from logged import ARGS, HEAD, IDLE, OPENS, REDUCES, dump
+from logged import ARGS, FAULT, HEAD, IDLE, OPENS, REDUCES, dump
 
 from hangdoctor.engines import load
 from hangdoctor.logs.parse import ParserState, finish, parse
@@ -140,22 +140,6 @@ def test_what_a_log_collector_puts_before_each_line_changes_nothing(prefix):
     plain = dump(" TP0", 41, OPENS)
     wrapped = "".join(f"{prefix}{line}\n" for line in plain.splitlines())
     assert stands(wrapped)["TP0"].dump.frames == stands(plain)["TP0"].dump.frames
-
-
-FAULT = """\
-Fatal Python error: Segmentation fault
-
-Thread 0x00007f0000000001 (most recent call first):
-  File "/usr/lib/python3.11/threading.py", line 327 in wait
-  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
-
-Current thread 0x00007f0000000002 (most recent call first):
-  File "/usr/lib/sglang/srt/model_executor/model_runner.py", line 10 in load_model
-  File "/usr/lib/sglang/srt/managers/scheduler.py", line 3171 in run_scheduler_process
-  File "<string>", line 1 in <module>
-
-Extension modules: numpy (total: 1)
-"""
 
 
 def test_faulthandler_s_main_thread_is_the_only_rank_s_or_nobody_s():
