@@ -33,7 +33,8 @@ MOST_DESCRIPTORS = 20_000
 SEARCH_EVERY_S = 5.0
 """How often the launch's descriptors are searched where the driver names none of its processes."""
 THROUGHPUT_EVERY_S = 10.0
-"""How often PCIe traffic is sampled where there are no counters; a sample takes 21 ms a card."""
+"""How often a card's PCIe traffic is sampled where there are no counters; a sample takes 21 ms, so
+that a look samples one card only."""
 
 _SLOWED = {  # nvmlClocksEventReason...: what holds the clocks down against the will of its users
     0x4: "power cap",
@@ -97,8 +98,10 @@ def read(look: Look) -> Gpus | Missing:
         and isinstance(missing := _meet(pynvml, _session, index), Missing)
     }
     _hear_faults(pynvml, _session)
+    sampled = _to_be_sampled(_session)
     cards = {
-        index: lost.get(index) or _read_card(pynvml, _session.cards[index], index)
+        index: lost.get(index)
+        or _read_card(pynvml, _session.cards[index], index, sample=index == sampled)
         for index in range(count)
     }
     ours = look.known.keys() | look.roots.keys()
@@ -152,7 +155,19 @@ def _hear_faults(nvml: Any, session: _Session) -> None:
             card.xids.append(event.eventData)
 
 
-def _read_card(nvml: Any, card: _Card, index: int) -> Gpu | Missing:
+def _to_be_sampled(session: _Session) -> int | None:
+    """Return the card whose PCIe traffic is longest due to be sampled; None if none is."""
+    index = min(session.cards, key=lambda index: session.cards[index].throughput_at_s, default=None)
+    if index is None:
+        return None
+    card, now_s = session.cards[index], time.monotonic()
+    if now_s - card.throughput_at_s < THROUGHPUT_EVERY_S:
+        return None
+    card.throughput_at_s = now_s
+    return index
+
+
+def _read_card(nvml: Any, card: _Card, index: int, *, sample: bool) -> Gpu | Missing:
     handle = card.handle
 
     def ask(function: Callable[..., _T], *arguments: object) -> _T | None:
@@ -179,9 +194,7 @@ def _read_card(nvml: Any, card: _Card, index: int) -> Gpu | Missing:
     except nvml.NVMLError as error:
         return _lost(nvml, index, error)
     received_per_s = None
-    now_s = time.monotonic()
-    if counters[0] is None and now_s - card.throughput_at_s >= THROUGHPUT_EVERY_S:
-        card.throughput_at_s = now_s
+    if counters[0] is None and sample:
         kib_per_s = ask(nvml.nvmlDeviceGetPcieThroughput, nvml.NVML_PCIE_UTIL_RX_BYTES)
         received_per_s = None if kib_per_s is None else kib_per_s * 1024.0
     return Gpu(

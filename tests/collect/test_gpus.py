@@ -112,11 +112,20 @@ def test_a_part_of_a_card_is_missing_where_nothing_tells_what_it_does(said, deta
     assert isinstance(cards[1], Gpu)
 
 
-def test_traffic_is_sampled_now_and_then_where_there_are_no_counters(driver):
-    driver.write_text(card(throughput=2000))
+def test_traffic_is_sampled_now_and_then_of_one_card_a_look_where_there_are_no_counters(driver):
+    driver.write_text(card(throughput=2000) + card(throughput=3000))
     with Observer([]) as observer:
-        rates = [take(observer).cards[0].pcie_received_per_s for _ in range(3)]
-    assert rates == [2000 * 1024.0, None, None]
+        rates = [[gpu.pcie_received_per_s for gpu in take(observer).cards.values()]
+                 for _ in range(3)]  # fmt: skip
+    assert rates == [[2000 * 1024.0, None], [None, 3000 * 1024.0], [None, None]]
+
+
+def test_traffic_is_not_sampled_where_there_are_counters(driver):
+    """A sample takes 21 ms a card."""
+    driver.write_text(card(throughput=2000, received=1, sent=2) * 8)
+    with Observer([]) as observer:
+        cards = [gpu for _ in range(9) for gpu in take(observer).cards.values()]
+    assert {gpu.pcie_received_per_s for gpu in cards} == {None}
 
 
 def test_strangers_on_a_card_are_named_and_one_that_is_gone_has_no_name(driver):
