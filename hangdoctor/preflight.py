@@ -6,9 +6,11 @@ Pure: from the raw answers of `collect.rights` to a report.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from hangdoctor.model import Gpus, Installation, Missing, Struct
+from hangdoctor.gpus import Card, cards_of
+from hangdoctor.model import Gpu, Gpus, Installation, Missing, Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -352,33 +354,63 @@ def _gpus(
 
 
 def _gpu_processes(gpus: Gpus | Missing, rights: Rights, target: Target, here: _Here) -> Source:
-    def source(state: State, seen: str, ways: tuple[str, ...] = ()) -> Source:
+    memory = "whose memory grows on a card is not told, nor who else holds some"
+
+    def source(
+        state: State,
+        seen: str,
+        *,
+        undecided: tuple[str, ...] = (),
+        cost: str = memory,
+        ways: tuple[str, ...] = (),
+    ) -> Source:
         return Source(
             id="gpu-processes", title="GPU processes", state=state, seen=seen,
-            undecided=("all-ranks-wait-for-their-gpus",),
-            cost="no card is told to be a rank's: gpu-spinning names no rank and none that never "
-            "launched its part; waiting-for-rank-elsewhere no longer knows a rank by its spinning "
-            "card",
-            ways=ways,
+            loses=("gpu-shared",), undecided=undecided, cost=cost, ways=ways,
         )  # fmt: skip
 
+    closed = partial(
+        source, "closed", undecided=("all-ranks-wait-for-their-gpus",), ways=_NODE,
+        cost="no card is told to be a rank's: gpu-spinning names no rank and none that never "
+        "launched its part; waiting-for-rank-elsewhere no longer knows a rank by its spinning "
+        f"card; {memory}",
+    )  # fmt: skip
     if isinstance(gpus, Missing) or not gpus.cards:
         return source("not here", "no card can be asked")
-    cards = [card for card in gpus.cards.values() if not isinstance(card, Missing)]
-    if not any(card.processes is not None for card in cards):
-        return source("closed", "the driver names no processes", _NODE)
-    pids = {process.pid for card in cards for process in card.processes or ()}
+    cards = {index: card for index, card in gpus.cards.items() if isinstance(card, Gpu)}
+    pids = {process.pid for card in cards.values() for process in card.processes or ()}
     named = [target.names[pid] for pid in target.names if pid in pids]
     if named:
         return source("open", f"the driver names {', '.join(named[:6])} by PIDs that hold here")
+    told = any(card.processes is not None for card in cards.values())
+    what = "PIDs of another namespace, the host's" if pids else "no process"
+    if opened := _opened(cards, target):
+        more = f" and {len(opened) - 8} more" if len(opened) > 8 else ""
+        return source(
+            "partly",
+            f"the driver names {what}; the device files that they have open tell "
+            f"{', '.join(opened[:8])}{more}",
+            ways=_NODE,
+        )
+    if not told:
+        return closed("the driver names no processes")
     if rights.gpu_users:
         users = ", ".join(_name(target, pid) for pid in rights.gpu_users[:4])
-        what = "PIDs of another namespace, the host's" if pids else "no process"
-        return source("closed", f"{users} has a card open, and the driver names {what}", _NODE)
+        return closed(f"{users} has a card open, and the driver names {what}")
     inside = here.kind != "none"
     if inside:
         return source("partly", "no process is on a card: whether its PIDs hold here shows then")
     return source("open", f"{len(pids)} processes on the cards, by PIDs that hold here")
+
+
+def _opened(cards: dict[int, Gpu], target: Target) -> list[str]:
+    """Say which card is whose by the device files that the processes have open."""
+    seen = {index: Card(gpu=gpu, last=gpu) for index, gpu in cards.items()}
+    return [
+        f"{name} on GPU {', '.join(map(str, own))}"
+        for pid, name in target.names.items()
+        if (own := cards_of(seen, (pid,)))
+    ]
 
 
 def _file(name: str, rights: Rights, target: Target, here: _Here) -> Source:

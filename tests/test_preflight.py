@@ -27,7 +27,7 @@ from hangdoctor.collect import procfs, rights
 from hangdoctor.collect.rights import Answers, Dumps, Place, Rights
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import derive
-from hangdoctor.model import Gpus, Missing, Processes, Stacks
+from hangdoctor.model import Gpu, GpuProcess, Gpus, Missing, Processes, Stacks
 from hangdoctor.preflight import JUDGED, Target, container, judge
 from hangdoctor.recording import load
 from hangdoctor.render.preflight import to_text
@@ -444,6 +444,39 @@ def test_cards_that_the_target_uses_without_nvml_are_a_closed_main_source():
     assert "weights, kv-cache, graph-capture" in found["gpus"].cost
     found, report = judged()
     assert (found["gpus"].state, found["gpus"].main, report.closed) == ("not here", False, ())
+
+
+HOST_S = GpuProcess(pid=4_000_000, used_bytes=1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("opened", "processes", "state", "words"),
+    [
+        # The ranks' own cards and their peers', as CUDA opens them; the PIDs are the host's.
+        (({7: 20, 8: 4}, {7: 4, 8: 20}), (HOST_S,), "partly",
+         "host's; the device files that they have open tell TP0 on GPU 0, TP1 on GPU 1"),
+        (({7: 20, 8: 4}, {7: 4, 8: 20}), None, "partly", "the driver names no process; the device"),
+        (({7: 20, 8: 4}, {7: 4, 8: 4}), (HOST_S,), "partly", "tell TP0 on GPU 0"),
+        (({7: 4, 8: 4}, {7: 4, 8: 4}), (HOST_S,), "closed", "TP0 has a card open, and the driver"),
+        ((None, None), (HOST_S,), "closed", "PIDs of another namespace"),
+        ((None, None), None, "closed", "the driver names no processes"),
+        ((None, None), (replace(HOST_S, pid=7),), "open", "the driver names TP0 by PIDs that hold"),
+    ],
+)  # fmt: skip
+def test_the_cards_of_ranks_are_told_by_pids_or_by_their_device_files(
+    opened, processes, state, words
+):
+    cards = {
+        index: Gpu(index=index, name="H200", processes=processes, opened_by=opened[index])
+        for index in (0, 1)
+    }
+    target = Target(pid=7, names={7: "TP0", 8: "TP1"})
+    gpus = Gpus(cards=cards, driver="580")
+    found, report = judged(target, gpus=gpus, gpu_users=(7,), own=Place(signs=("/.dockerenv",)))
+    source = found["gpu-processes"]
+    assert (source.state, words in source.seen) == (state, True), source.seen
+    assert (source.undecided != ()) == (state == "closed")
+    assert to_text(report)
 
 
 def test_a_collector_that_gave_no_answer_closes_what_it_was_to_tell():

@@ -108,6 +108,30 @@ def read(look: Look) -> Gpus | Missing:
     return Gpus(cards=_with_processes(_session, cards, look.proc, ours), driver=_session.driver)
 
 
+def open_device_files(proc: str, pids: Collection[int]) -> dict[int, dict[int, int]]:
+    """Count the descriptors of processes on each card's device file, by its number, then by pid.
+
+    A process of CUDA opens all cards that it sees and its own far more often: 20 against 4
+    descriptors on a machine with two H200.
+    """
+    found: dict[int, dict[int, int]] = {}
+    for pid in pids:
+        folder = f"{proc}/{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        for name in names if len(names) <= MOST_DESCRIPTORS else ():
+            try:
+                match = _DEVICE_FILE.match(os.readlink(f"{folder}/{name}"))
+            except OSError:
+                continue
+            if match:
+                counts = found.setdefault(int(match[1]), {})
+                counts[pid] = counts.get(pid, 0) + 1
+    return found
+
+
 def _meet(nvml: Any, session: _Session, index: int) -> Missing | None:
     """Ask what stays the same of a card."""
     try:
@@ -313,30 +337,10 @@ def _name(proc: str, pid: int) -> str | None:
 
 
 def _device_files(session: _Session, proc: str, pids: Collection[int]) -> dict[int, dict[int, int]]:
-    """Count the descriptors of processes on each card's device file, by its number.
-
-    A process of CUDA opens all cards that it sees and its own far more often: 20 against 4
-    descriptors on a machine with two H200.
-    """
     now_s = time.monotonic()
-    if now_s - session.opened_at_s < SEARCH_EVERY_S:
-        return session.opened_by
-    session.opened_at_s = now_s
-    session.opened_by = {}
-    for pid in pids:
-        folder = f"{proc}/{pid}/fd"
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names if len(names) <= MOST_DESCRIPTORS else ():
-            try:
-                match = _DEVICE_FILE.match(os.readlink(f"{folder}/{name}"))
-            except OSError:
-                continue
-            if match:
-                counts = session.opened_by.setdefault(int(match[1]), {})
-                counts[pid] = counts.get(pid, 0) + 1
+    if now_s - session.opened_at_s >= SEARCH_EVERY_S:
+        session.opened_at_s = now_s
+        session.opened_by = open_device_files(proc, pids)
     return session.opened_by
 
 

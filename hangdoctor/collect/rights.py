@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hangdoctor.collect import COLLECTORS, host, installation, procfs, stacks
+from hangdoctor.collect import COLLECTORS, gpus, host, installation, procfs, stacks
 from hangdoctor.collect.bounded import Bounded
 from hangdoctor.collect.look import Job, Look
 from hangdoctor.collect.nccl_ras import DEFAULT_ADDRESS, parse_ras_address
@@ -185,7 +184,7 @@ def ask(look: RightsLook) -> Answers:
     requests = {
         "rights": (JOBS["rights"], look),
         "dumps": (JOBS["dumps"], look),
-        "gpus": (COLLECTORS["gpus"], Look()),
+        "gpus": (COLLECTORS["gpus"], Look(proc=look.proc, known=dict.fromkeys(look.pids, 0))),
     }
     if look.is_target:
         request = installation.InstallationLook(package=look.package, pids=look.pids)
@@ -465,15 +464,9 @@ def _gpu_devices(proc: str) -> tuple[int, tuple[str, ...]]:
 
 
 def _gpu_users(look: RightsLook) -> tuple[int, ...]:
-    users = []
-    for pid in look.pids:
-        try:
-            links = [os.readlink(f"{look.proc}/{pid}/fd/{n}") for n in _numbers(look.proc, pid)]
-        except OSError:
-            continue
-        if any(re.match(r"/dev/nvidia\d", link) for link in links):
-            users.append(pid)
-    return tuple(users)
+    opened = gpus.open_device_files(look.proc, look.pids)
+    users = {pid for counts in opened.values() for pid in counts}
+    return tuple(pid for pid in look.pids if pid in users)
 
 
 def _installed(package: str) -> dict[str, str]:
@@ -509,10 +502,6 @@ def _proc_options(proc: str) -> str:
 def _user(proc: str, pid: int) -> int | None:
     words = procfs.parse_status(_read(f"{proc}/{pid}/status")).get("Uid", "").split()
     return int(words[1]) if len(words) > 1 else None
-
-
-def _numbers(proc: str, pid: int) -> list[str]:
-    return os.listdir(f"{proc}/{pid}/fd")
 
 
 def _number(path: str) -> int | None:
