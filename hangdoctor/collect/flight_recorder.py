@@ -32,6 +32,7 @@ from hangdoctor.model import (
     Frame,
     Missing,
 )
+from hangdoctor.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -46,6 +47,11 @@ LAST_COMPLETED = 2
 """Completed entries that are kept of each group, the newest."""
 MOST_FRAMES = 8
 DEADLINE_S = 20.0
+SKEW_S = 3600.0
+"""The clock of a file server may be off by so much: a file's own stamp that is this near to the
+launch's start decides nothing. The stamps of its entries are the machine's own."""
+STEP_S = 5.0
+"""The machine's clock may be set by so much while a launch runs."""
 
 SAME_SHAPE = frozenset(
     {"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"}
@@ -69,7 +75,10 @@ class RefusedPickleError(pickle.UnpicklingError):
 
 
 def read(look: Look) -> FlightRecorder | Missing:
-    """Read the dumps that the launch's own environment names, as far as this launch wrote them."""
+    """Read the dumps that the launch's own environment names, as far as this launch wrote them.
+
+    What an earlier one has left there is said to be left out.
+    """
     _limit_memory()
     starts = {pid: one.start_ticks for pid in _pids(look) if (one := _stat(look.proc, pid))}
     if not starts:
@@ -82,14 +91,21 @@ def read(look: Look) -> FlightRecorder | Missing:
             status = os.stat(root)
             for prefix in _prefixes(procfs.read_environ(look.proc, pid)):
                 places.setdefault((status.st_dev, status.st_ino, prefix), root + prefix)
-    files = [path for prefix in places.values() for path in _with_prefix(prefix)]
-    newer: dict[tuple[int, int], str] = {}
-    for path in files:
-        with contextlib.suppress(OSError):
-            status = os.stat(path)
-            if status.st_mtime >= began_s:  # what was there before is another launch's
-                newer.setdefault((status.st_dev, status.st_ino), path)
-    return _read_all(newer.values())
+    near: dict[tuple[int, int], str] = {}
+    older: dict[str, list[float]] = {}
+    for prefix in places.values():
+        for path in _with_prefix(prefix):
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                if status.st_mtime >= began_s - SKEW_S:
+                    near.setdefault((status.st_dev, status.st_ino), path)
+                else:
+                    older.setdefault(prefix, []).append(began_s - status.st_mtime)
+    found = _read_all(near.values(), began_s=began_s)
+    for prefix, ages_s in older.items():
+        count = "a file was" if len(ages_s) == 1 else f"{len(ages_s)} files were"
+        found.unusable[f"{prefix}*"] = _anothers(f"{count} written {duration(min(ages_s))}")
+    return found
 
 
 def read_paths(request: Paths) -> FlightRecorder | Missing:
@@ -296,7 +312,8 @@ def _ranks(told: str | list[int]) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", told)) if isinstance(told, str) else told)
 
 
-def _read_all(files: Iterable[str]) -> FlightRecorder:
+def _read_all(files: Iterable[str], *, began_s: float | None = None) -> FlightRecorder:
+    """Read files, and leave out those of before a launch that began at a time."""
     dumps: dict[int, FlightRecorderDump] = {}
     unusable: dict[str, Missing] = {}
     for path in files:
@@ -317,9 +334,37 @@ def _read_all(files: Iterable[str]) -> FlightRecorder:
         dump = parse_dump(data, int(match[1]), name, written_wall_s)
         if isinstance(dump, Missing):
             unusable[name] = dump
+        elif began_s is not None and (before := _before(dump, began_s)):
+            unusable[name] = before
         elif (other := dumps.get(dump.rank)) is None or _age(other) <= _age(dump):
             dumps[dump.rank] = dump  # the newer of two
     return _of_one_job(dumps, unusable)
+
+
+def _before(dump: FlightRecorderDump, began_s: float) -> Missing | None:
+    """Return why a dump is not of a launch that began at a time; None if it may be.
+
+    Its entries tell. An earlier launch can write its dump when this one runs already: PyTorch does
+    it minutes after a collective got stuck.
+    """
+    made = [entry.created_wall_s for entry in dump.entries if entry.created_wall_s is not None]
+    if made:
+        late_s = began_s - STEP_S - max(made)
+        return _anothers(f"its newest entry was made {duration(late_s)}") if late_s > 0 else None
+    late_s = began_s - (dump.written_wall_s or began_s)
+    return (
+        _anothers(f"no entry of it tells a time, and it was written {duration(late_s)}")
+        if (late_s > 0)
+        else None
+    )
+
+
+def _anothers(what: str) -> Missing:
+    return Missing(
+        reason="inapplicable",
+        detail=f"{what} before this launch began: of an earlier launch",
+        hint="if it is of this launch, name the file: hangdoctor diagnose PID FILE",
+    )
 
 
 def _of_one_job(

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import msgspec
@@ -473,6 +474,50 @@ def test_a_launchs_own_dumps_are_found_through_its_environment(proc_tree):
         "flight_recorder", flight_recorder.JOB, Look(proc=str(proc_tree.root), roots={700: 0})
     )
     assert list(found.dumps) == [0, 1, 2]
+    ((left, why),) = found.unusable.items()
+    assert left.endswith("/nccl_trace_rank_*")
+    assert why.reason == "inapplicable"
+    assert re.match(r"a file was written \d+ h \d\d before this launch began", why.detail)
+
+
+@pytest.mark.parametrize(
+    ("written_s", "made_s", "used"),
+    [
+        (600, 590, True),
+        (-600, 300, True),  # the file server's clock is behind
+        (-5, None, False),
+        (5, None, True),
+        (600, -300, False),  # an earlier launch's, which gave up when this one had begun
+        (-7200, 300, False),  # nobody's clock is so wrong
+    ],
+)
+def test_the_entries_tell_whose_a_dump_is_and_not_a_file_server_s_clock(
+    written_s, made_s, used, proc_tree
+):
+    began_s = time.time() - 1000
+    own = proc_tree.add(
+        700,
+        "python3 -m sglang.launch_server",
+        start=int((time.clock_gettime(time.CLOCK_BOOTTIME) - 1000) * 100),
+        environ="TORCH_FR_DUMP_TEMP_FILE=/fr/trace_\0",
+    )
+    world = proc_tree.root.parent
+    (own / "root").symlink_to(world)
+    (world / "fr").mkdir()
+    path = world / "fr" / "trace_0"
+    made_ns = None if made_s is None else int((began_s + made_s) * 1e9)
+    made = entry(0, "all_reduce", 1, time_created_ns=made_ns)
+    path.write_bytes(pickle.dumps(dump([made])))
+    os.utime(path, (began_s + written_s, began_s + written_s))
+    found = ask_once(
+        "flight_recorder", flight_recorder.JOB, Look(proc=str(proc_tree.root), roots={700: 0})
+    )
+    assert list(found.dumps) == ([0] if used else [])
+    assert [missing.reason for missing in found.unusable.values()] == (
+        [] if used else ["inapplicable"]
+    )
+    for missing in found.unusable.values():
+        assert "of an earlier launch" in missing.detail
 
 
 # The command line.
