@@ -58,7 +58,7 @@ def both(*minutes, first=OPENS, second=REDUCES, soft=True):
     [
         ("watchdog-warmup-killed", ("dead", "warmup", ("TP0",), "medium")),
         ("watchdog-diverged-killed", ("dead", "warmup", (), "medium")),
-        ("watchdog-warmup-hung", ("unknown", "warmup", ("TP0",), "low")),  # 25 s of it
+        ("watchdog-warmup-hung", ("hung", "warmup", ("TP0",), "medium")),
         ("watchdog-weights-hung", ("unknown", "weights", (), "low")),
         ("watchdog-good", ("ready", "ready", (), "medium")),
     ],
@@ -130,6 +130,20 @@ def test_a_short_count_of_the_soft_watchdog_is_not_enough(tmp_path):
         "40 s without a forward, seen so far: 9 s"
         in rule(found, "waiting-for-rank-elsewhere").needs
     )
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        "    _communicate (subprocess.py:2108)\n    run_ninja (flashinfer/jit/cpp_ext.py:9)\n",
+        "    acquire (filelock/_api.py:9)\n    forward (deepseek_v2.py:2744)\n",
+    ],
+)
+def test_a_first_forward_that_compiles_may_only_be_slow(stack, tmp_path):
+    found = verdict(IN_WARMUP + both(1, 3, first=stack), tmp_path)
+    assert (found.state, found.confidence) == ("unknown", "low")
+    ended = verdict(IN_WARMUP + both(1, first=stack, soft=False) + SIGQUIT, tmp_path)
+    assert (ended.state, ended.culprits) == ("dead", ("TP0",))
 
 
 def test_dumps_of_different_times_are_less_sure(tmp_path):

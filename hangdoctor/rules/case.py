@@ -239,6 +239,11 @@ def _judge_by_log(
         )
     elif not over and counted_s < needed_s:
         needs.append(f"{needed_s:.0f} s without a forward, seen so far: {counted_s:.0f} s")
+    needs += [
+        f"whether what {rank.name} waits for goes on: {rank.wait.title if rank.wait else 'a build'}"
+        for rank in involved
+        if not over and (rank.compiling or (rank.wait and rank.wait.kind in _MAY_COME))
+    ]
     if not over and case.facts.launch_log_phase == "ready":
         needs.append("whether it has served since: hangdoctor diagnose PID --log FILE")
     if any(exceptions(case.facts)):
@@ -249,7 +254,8 @@ def _judge_by_log(
         return msgspec.structs.replace(
             weaker(finding, "low"), verdict="undecided", needs=(*finding.needs, *needs, *more)
         )
-    if once or _apart_s(case, involved) > max(counted_s, APART_S):
+    sure = over or counted_s >= SURE_FACTOR * case.stall_after_s
+    if once or not sure or _apart_s(case, involved) > max(counted_s, APART_S):
         finding = weaker(finding, "medium")
     ended = ended_by_log(case)
     return msgspec.structs.replace(
@@ -259,6 +265,10 @@ def _judge_by_log(
         + (" and ended the launch" if ended else ""),
         needs=(*finding.needs, *more),
     )
+
+
+_MAY_COME = ("child", "lock", "network")
+"""Kinds of waits that take as long as somebody outside of the ranks does."""
 
 
 def _apart_s(case: Case, ranks: tuple[RankFacts, ...]) -> float:
