@@ -244,3 +244,48 @@ def test_a_load_that_only_copies_to_its_card_is_not_hung(tmp_path):
     assert facts.rank("TP1").moved_by.startswith("GPU 1 copies 180 MB/s")
     _, found = told_with(tmp_path, polls)
     assert (found.state, found.culprits) == ("hung", ("TP1",))
+
+
+EIGHT = tuple(f"TP{rank}" for rank in range(8))
+SPIN, COMPUTES, IDLE = (100, 0, 4), (100, 40, 300), (0, 0, 0)
+
+
+def spinning(tmp_path, *, command="python3 -m sglang.launch_server", names=EIGHT, **odd):
+    """Return what is said of eight cards that all spin but the ones that are told of."""
+    doing = {
+        name: Does(stack=told.CAPTURE, gpu=odd.get(name.replace(" ", ""), SPIN)) for name in names
+    }
+    idle = {name: Does(stack=told.CAPTURE) for name in names}
+    doing = {name: ((0.0, idle[name]), (40.0, does)) for name, does in doing.items()}
+    log = good_log(names, "capture-end")
+    recording = launch(tmp_path, doing, log=log, seconds=90, command=command)
+    return only(diagnose(derive(recording, SGLANG), SGLANG), "gpu-spinning")
+
+
+def test_on_all_but_one_of_eight_cards_the_idle_one_never_launched_its_part(tmp_path):
+    (found,) = spinning(tmp_path, TP5=IDLE)
+    assert found.title.endswith("busy, but at idle power; TP5 never launched its part")
+    assert found.ranks == tuple(name for name in EIGHT if name != "TP5")
+    assert (found.state, found.culprits) == (None, ())
+
+
+def test_where_all_of_eight_cards_spin_nobody_is_named(tmp_path):
+    (found,) = spinning(tmp_path)
+    assert found.title == "GPU 0 to GPU 7 spin: busy, but at idle power"
+    assert found.ranks == EIGHT
+
+
+def test_a_card_that_computes_beside_those_that_spin_has_launched_its_part(tmp_path):
+    (found,) = spinning(tmp_path, TP5=COMPUTES)
+    assert "never launched" not in found.title
+
+
+def test_an_idle_card_of_another_replica_is_not_waited_for(tmp_path):
+    names = tuple(f"DP{replica} TP{rank}" for replica in range(2) for rank in range(4))
+    idle = dict.fromkeys(("DP1TP0", "DP1TP1", "DP1TP2", "DP1TP3"), IDLE)
+    command = "python3 -m sglang.launch_server --tp 4 --dp 2"
+    (found,) = spinning(tmp_path, names=names, command=command, **idle)
+    assert "never launched" not in found.title
+    one_more = idle | {"DP0TP2": IDLE}
+    (found,) = spinning(tmp_path / "again", names=names, command=command, **one_more)
+    assert found.title.endswith("; DP0 TP2 never launched its part")

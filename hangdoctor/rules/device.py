@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hangdoctor import gpus
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.model import Gpu, Missing
+from hangdoctor.rules.case import replicas
 from hangdoctor.rules.deaths import kernel_messages
 from hangdoctor.waitgraph import SPIN_S
 
@@ -23,9 +24,9 @@ def gpu_spinning(case: Case) -> Iterator[Finding]:
 
     What it sees: utilisation near 100 %, memory interface idle, power a few watts above what the
     card draws with a context and nothing to do, for more than 5 s.
-    Why it matters: kernels that wait, for a peer or for ever. On all cards but one, the one that
-    idles never launched its part. Healthy first prefills look like this for seconds, so that it is
-    a reading and no verdict.
+    Why it matters: kernels that wait, for a peer or for ever. Of ranks that wait for each other,
+    one whose card idles beside such cards never launched its part. Healthy first prefills look
+    like this for seconds, so that it is a reading and no verdict.
     What to do: look at the rank whose card idles; ask NCCL: `nc localhost 28028 <<< status`.
     """
     at_s = case.facts.at_s or 0.0
@@ -38,10 +39,15 @@ def gpu_spinning(case: Case) -> Iterator[Finding]:
         return
     ranks = [rank.name for rank in case.facts.ranks if set(rank.cards) & set(spinning)]
     idle = [
-        rank.name for rank in case.facts.ranks if rank.cards and not set(rank.cards) & set(spinning)
+        rank.name
+        for part in replicas(case)
+        if any(set(rank.cards) & set(spinning) for rank in part.facts.ranks)
+        for rank in part.facts.ranks
+        if rank.cards and all(_idles(case, index) for index in rank.cards)
     ]
     cards = enumerate_names([f"GPU {index}" for index in spinning])
-    but = f"; {enumerate_names(idle)} never launched its part" if idle and ranks else ""
+    its = "its" if len(idle) == 1 else "their"
+    but = f"; {enumerate_names(idle)} never launched {its} part" if idle else ""
     yield Finding(
         rule="gpu-spinning",
         verdict="found",
@@ -256,6 +262,11 @@ def gpu_fault(case: Case) -> Iterator[Finding]:
                 "watching",
                 f"nvidia-smi -i {index} -q -d ECC,ROW_REMAPPER; drain the node",
             )
+
+
+def _idles(case: Case, index: int) -> bool:
+    card = case.facts.cards[index]
+    return card.reading == "idle" and (case.facts.at_s or 0.0) - card.since_s >= SPIN_S
 
 
 def _fault(title: str, ranks: list[str], seen: str, advice: str) -> Finding:
