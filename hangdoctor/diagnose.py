@@ -170,6 +170,8 @@ def _unseen(facts: Facts) -> tuple[Unseen, ...]:
         for index, card in facts.cards.items()
         if isinstance(card.gpu, Missing)
     ]
+    if untold := facts.cards_untold:
+        unseen.append(Unseen(what="which GPU is whose", missing=untold))
     unseen += [
         Unseen(what=f"dump {path}", missing=missing)
         for path, missing in facts.unusable_dumps.items()

@@ -310,6 +310,23 @@ class Facts(Struct, frozen=True):
         """Whether nothing of this launch's own log was seen, though there is a log."""
         return self.older_log and not self.timeline.lines
 
+    @property
+    def cards_untold(self) -> Missing | None:
+        """Why it cannot be told which card is whose; None where it can, or no card is in use."""
+        ranks = [rank for rank in self.ranks if rank.present and rank.pid is not None]
+        seen = [card.last for card in self.cards.values() if card.last is not None]
+        if self.cpu_launch or not ranks or any(rank.cards for rank in ranks):
+            return None
+        named = [process for gpu in seen for process in gpu.processes or ()]
+        hint = "run hangdoctor on the node itself, in its own PID namespace"
+        if named and all(process.name == "" for process in named):
+            detail = "the driver's PIDs are of another namespace, and no open device file tells it"
+        elif seen and all(gpu.processes is None for gpu in seen):
+            detail = "the driver names no processes, and no open device file tells it"
+        else:
+            return None
+        return Missing(reason="unsupported", detail=detail, hint=hint)
+
     def name_of(self, pid: int, comm: str = "") -> str:
         """Return a process's name for people: its rank or role, else its pid and program."""
         track = self.tracks.get(pid)

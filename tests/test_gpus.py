@@ -14,6 +14,7 @@ from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import derive
 from hangdoctor.gpus import cards_of, moves_data_of, see_card
 from hangdoctor.model import Gpu, GpuProcess, Missing
+from hangdoctor.render.text import to_text
 
 SGLANG = engines.load("sglang")
 replace = msgspec.structs.replace
@@ -244,6 +245,31 @@ def test_a_load_that_only_copies_to_its_card_is_not_hung(tmp_path):
     assert facts.rank("TP1").moved_by.startswith("GPU 1 copies 180 MB/s")
     _, found = told_with(tmp_path, polls)
     assert (found.state, found.culprits) == ("hung", ("TP1",))
+
+
+@pytest.mark.parametrize(
+    ("processes", "opened", "words"),
+    [
+        ((GpuProcess(STRANGER, GIB, ""),), None, "the driver's PIDs are of another namespace"),
+        (None, None, "the driver names no processes"),
+        ((GpuProcess(STRANGER, GIB, "python3"),), None, None),  # somebody else's cards
+        ((), None, None),  # nobody uses them yet
+        ((GpuProcess(STRANGER, GIB, ""),), {710: 20}, None),
+        (None, {710: 20}, None),
+    ],
+)
+def test_it_is_said_where_nothing_tells_whose_a_card_is(processes, opened, words, tmp_path):
+    def change(gpus, _):
+        cards = {
+            index: replace(card, processes=processes, opened_by=opened if index == 0 else None)
+            for index, card in gpus.cards.items()
+        }
+        return replace(gpus, cards=cards)
+
+    facts, found = told_with(tmp_path, change)
+    said = [one.missing.detail for one in found.unseen if one.what == "which GPU is whose"]
+    assert [words in one for one in said] == ([True] if words else [])
+    assert ("rank not known" in to_text(facts, found)) == bool(words)
 
 
 EIGHT = tuple(f"TP{rank}" for rank in range(8))

@@ -182,7 +182,8 @@ def _wait_lines(facts: Facts) -> list[str]:
 
 def _gpu_line(facts: Facts, index: int) -> str:
     card = facts.cards[index]
-    ranks = ", ".join(rank.name for rank in facts.ranks if index in rank.cards) or "no rank"
+    nobody = "no rank" if facts.cards_untold is None else "rank not known"
+    ranks = ", ".join(rank.name for rank in facts.ranks if index in rank.cards) or nobody
     gpu = card.gpu
     if isinstance(gpu, Missing):
         return f"{index:<3} {ranks:<10} {card.reading}"
