@@ -23,6 +23,7 @@ from hangdoctor.engines import (
     Engine,
     Phase,
     Role,
+    Sign,
     Wait,
     is_compiler,
     load,
@@ -205,7 +206,8 @@ class Facts(Struct, frozen=True):
         at_s: time of the last snapshot; first_at_s: of the first. None before any.
         timeline: the log, folded; parser: where its reader stands.
         templates: words of lines that were there before; news: ranks of which the log said
-            something new since the last snapshot, with the time stamp of that line.
+            something new since the last snapshot, with the time stamp of that line; muted: what
+            comes without a stamp now is a watchdog's, and none.
         sections: by section name, Missing if the last look failed and None if it succeeded;
             a section that was never looked at is absent.
         tracks: all processes that were seen, by pid.
@@ -237,6 +239,7 @@ class Facts(Struct, frozen=True):
     parser: ParserState = ParserState()
     templates: frozenset[int] = frozenset()
     news: dict[str, float | None] = {}
+    muted: bool = False
     sections: dict[str, Missing | None] = {}
     tracks: dict[int, Track] = {}
     cards: dict[int, Card] = {}
@@ -540,11 +543,14 @@ def _take_lines(facts: Facts, lines: Sequence[LogLine], engine: Engine) -> Facts
         lines = [line for line in lines if line.number >= timeline.first_line]
         facts = msgspec.structs.replace(facts, rank_log_at_s={}, log_moved_at_s=None)
     fresh: set[int] = set()
+    muted = facts.muted
     for line in lines:
+        if line.time_s is not None:
+            muted = _tells_stillness(engine, line.text)
         words = _words(line)
         if line.bar is None and words not in templates and words not in fresh:
             fresh.add(words)
-            if is_part(line) or _tells_stillness(engine, line.text):
+            if muted or is_part(line):
                 continue
             news[line.rank] = line.time_s if line.time_s is not None else news.get(line.rank)
     for name, log in timeline.ranks.items():
@@ -556,15 +562,25 @@ def _take_lines(facts: Facts, lines: Sequence[LogLine], engine: Engine) -> Facts
             news[""] = bar.time_s
     if len(templates) > TEMPLATES_REMEMBERED:
         templates = frozenset()  # start over: an old line counts as new once more
-    return msgspec.structs.replace(facts, timeline=timeline, templates=templates | fresh, news=news)
+    return msgspec.structs.replace(
+        facts, timeline=timeline, templates=templates | fresh, news=news, muted=muted
+    )
 
 
 def _tells_stillness(engine: Engine, text: str) -> bool:
-    """Tell whether a line is a watchdog's, of which no word is progress."""
+    """Tell whether a line is a watchdog's, of which no word is progress, nor what it prints."""
     return any(
-        needle(sign.pattern) in text and re.search(sign.pattern, text)
-        for sign in engine.signs
-        if sign.kind in ("stack", "timeout") or "(?P<after>" in sign.pattern
+        literal in text and pattern.search(text)
+        for literal, pattern in _stillness(engine.name, engine.signs)
+    )
+
+
+@lru_cache(maxsize=8)
+def _stillness(_: str, signs: tuple[Sign, ...]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple(
+        (needle(sign.pattern), re.compile(sign.pattern))
+        for sign in signs
+        if sign.kind == "stack" or "(?P<after>" in sign.pattern
     )
 
 

@@ -379,7 +379,9 @@ def logged_dump(rank, pid, inner, at_s):
     announced = first.partition("] ")[2]
     said = others.pop().partition("] ")[2]
     stack = [(at_s, line) for line in others if line]
-    return [(at_s, f"{rank}| {announced}"), *stack, (at_s, f"{rank}| {said}")]
+    batch = f"scheduler.cur_batch.reqs=[Req(rid={at_s:08x}{'abcdefghij'[int(at_s) % 10]})]"
+    debug = [(at_s, f"{rank}| Scheduler debug info:"), (at_s, batch)]
+    return [*debug, (at_s, f"{rank}| {announced}"), *stack, (at_s, f"{rank}| {said}")]
 
 
 def test_stacks_in_the_log_stand_in_for_those_that_we_may_not_take(tmp_path):
@@ -411,7 +413,8 @@ def test_a_dump_of_another_process_in_the_log_is_no_stack_of_this_launch(tmp_pat
 
 def test_a_dump_in_the_log_is_no_progress(tmp_path):
     lines = good_log(("TP0", "TP1"), "load-end")
-    lines += logged_dump("TP0", told.FIRST_RANK, logged.OPENS, 70)
+    for at_s in (70, 78, 86, 94):
+        lines += logged_dump("TP0", told.FIRST_RANK, logged.OPENS, at_s)
     doing = ranks(2, Does(stack=told.BARRIER), TP1=Does(stack=told.LOADING, cpu_pct=0))
     found = verdict(launch(tmp_path, doing, log=lines, seconds=100))
     assert (found.state, found.culprits) == ("hung", ("TP1",))

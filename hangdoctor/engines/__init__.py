@@ -176,8 +176,8 @@ class Sign(Pattern, frozen=True, kw_only=True):
     Attributes:
         kind: "exception": a rank failed; "fatal": the launch is ending; "timeout": a wait was
             given up; "signal": the launcher was told to end; "heartbeat": repeats while nothing
-            moves; "stack": a dump of py-spy's follows, of the process `pid`; "warning": worth
-            showing.
+            moves; "stack": a watchdog tells where a rank stands; a dump of py-spy's follows
+            where `pid` names its process; "warning": worth showing.
     """
 
     id: str

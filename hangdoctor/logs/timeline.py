@@ -500,7 +500,7 @@ class _Fold:
             _number(told.get("pid")),
             float(told["after"]) if told.get("after") else None,
         )
-        if sign.kind == "stack":
+        if sign.kind == "stack" and seen.pid is not None:
             self._end_dump()
             self.dump = stacks.begin(line, place.time_s, dumped_pid=seen.pid)
         if seen.after_s is not None:

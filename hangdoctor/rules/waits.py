@@ -945,7 +945,8 @@ def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
         elif rank.place and rank.state != "T" and not rank.moving:
             advice.append(f"read the code at {rank.place}: {rank.name} does not come back from it")
         advice.append(f"look again: py-spy dump --nonblocking --pid {rank.pid}")
-    advice.append("save everything before you end it: hangdoctor diagnose PID --record DIR")
+    if any(rank.pid is not None for rank in suspects):
+        advice.append("save everything before you end it: hangdoctor diagnose PID --record DIR")
     return tuple(advice)
 
 
