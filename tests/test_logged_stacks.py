@@ -113,6 +113,12 @@ def test_a_rank_without_a_dump_is_suspected_and_no_more(tmp_path):
     assert "a stack of TP0" in rule(found, "waiting-for-rank-elsewhere").needs
 
 
+def test_a_hang_that_is_proved_blames_nobody_whose_stack_the_log_lacks(tmp_path):
+    """A rank that idles has no batch, and its watchdog does not speak."""
+    found = verdict(IN_WARMUP + "\n" + dump(" TP1", 42, REDUCES, soft=False), tmp_path)
+    assert (found.state, found.culprits) == ("hung", ())
+
+
 def test_the_soft_watchdog_proves_nothing_of_a_load_that_may_only_be_slow(tmp_path):
     """It counts forwards, and there are none before the load has ended."""
     for minutes in ((1,), (1, 6), (1, 6, 11, 16, 21, 26)):

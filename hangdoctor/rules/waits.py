@@ -48,8 +48,9 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     """Ranks wait in a collective for one that is somewhere else.
 
     What it sees: some ranks stand in an operation that ends only when all join it (a barrier, a
-    rendezvous, a collective), or their GPUs spin in one, and one rank's stack is in none. Or ranks
-    are blocked in reading a connection whose other end one rank alone has, and does not serve.
+    rendezvous, a collective), or their GPUs spin in one, and one rank's stack is in none, by our
+    dumps or by those that a watchdog has printed into the log. Or ranks are blocked in reading a
+    connection whose other end one rank alone has, and does not serve.
     Why it matters: the ranks that wait are healthy. The one that is elsewhere holds all of them.
     What to do: look at where that rank stands; its innermost frames say what it does instead.
     """
