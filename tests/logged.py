@@ -23,7 +23,7 @@ REDUCES = "    all_reduce (torch/distributed/distributed_c10d.py:3252)\n"
 OPENS = "    open64 (libc.so.6)\n    forward (deepseek_v2.py:2744)\n"
 SAYS = (
     "[2026-11-29 21:{minute:02}:00{rank}] Scheduler watchdog timeout "
-    "(self.watchdog_timeout=60, self.soft={soft})\n"
+    "(self.watchdog_timeout=200, self.soft={soft})\n"
 )
 
 FAULT = """\

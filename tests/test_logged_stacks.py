@@ -82,7 +82,14 @@ def test_one_dump_of_each_is_less_sure_than_two_that_are_the_same(tmp_path):
     assert rule(once, "waiting-for-rank-elsewhere").needs == ("a second dump of TP0 and TP1",)
     twice = verdict(IN_WARMUP + both(1, 3), tmp_path)
     assert (twice.state, twice.culprits, twice.confidence) == ("hung", ("TP0",), "high")
-    assert "no forward end for 180 s" in twice.title
+    assert "no forward end for 320 s" in twice.title
+
+
+def test_a_dump_long_after_the_first_is_of_another_stall(tmp_path):
+    """Meanwhile forwards have ended: the watchdog would have spoken again."""
+    again = verdict(IN_WARMUP + both(1, 16), tmp_path)
+    assert (again.state, again.confidence) == ("hung", "medium")
+    assert "no forward end for 200 s" in again.title
 
 
 def test_two_dumps_that_differ_are_of_a_rank_that_moves(tmp_path):
@@ -129,7 +136,7 @@ def test_the_soft_watchdog_proves_nothing_of_a_load_that_may_only_be_slow(tmp_pa
 
 
 def test_a_short_count_of_the_soft_watchdog_is_not_enough(tmp_path):
-    short = both(1).replace("watchdog_timeout=60", "watchdog_timeout=9")
+    short = both(1).replace("watchdog_timeout=200", "watchdog_timeout=9")
     found = verdict(IN_WARMUP + short, tmp_path)
     assert (found.state, found.confidence) == ("unknown", "low")
     assert (

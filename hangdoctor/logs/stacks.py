@@ -28,6 +28,8 @@ MOST_WORKERS = 32
 MOST_NATIVE = 8
 TEXT_LIMIT = 300
 """Characters of a title, a function or a path that are kept."""
+AGAIN_FACTOR, DUMP_S = 1.5, 60.0
+"""A watchdog looks every half of its time, begins anew with each dump, and dumps for so long."""
 POOL = "ThreadPoolExecutor"
 """Beginning of the names of the threads besides the main thread that do a rank's own work."""
 
@@ -179,6 +181,8 @@ def see(standing: Standing | None, dump: Dump) -> Standing:
     before = standing.dump
     if not dump.frames:
         return standing
+    if _is_another_s(standing, dump):
+        return Standing(dump, since_s=dump.time_s)
     same = same_shape(shape(before.frames), shape(dump.frames)) and before.workers == dump.workers
     if not same:
         return Standing(dump, since_s=dump.time_s, moved=True)
@@ -187,12 +191,23 @@ def see(standing: Standing | None, dump: Dump) -> Standing:
     )
 
 
+def _is_another_s(standing: Standing, dump: Dump) -> bool:
+    """Tell whether a dump is of another stall than the ones before it.
+
+    Where nothing ends a watchdog speaks again within one and a half of its times, and py-spy's.
+    """
+    limit_s = standing.after_s
+    if limit_s is None or dump.time_s is None or standing.dump.time_s is None:
+        return False
+    return dump.time_s - standing.dump.time_s > AGAIN_FACTOR * limit_s + DUMP_S
+
+
 _PROCESS = re.compile(r"Process (?P<pid>\d{1,10}): (?P<title>.*)")
 _THREAD = re.compile(
     r'Thread (?P<id>\d+|0x[0-9a-fA-F]+) \((?P<state>[a-z]+(?:\+gil)?)\)(?:: "(?P<name>.*)")?$'
 )
 _FRAME = re.compile(
-    r"\s+(?P<function>\S.*?) \((?P<path>[^()]*?)(?::(?P<line>\d{1,9}))?\)$", re.DOTALL
+    r"\s+(?P<function>\S.*?) \((?P<path>[^()]*?[.<][^()]*?)(?::(?P<line>\d{1,9}))?\)$", re.DOTALL
 )
 """As py-spy writes it; native frames have no line, and names with brackets and blanks in them."""
 _FATAL = re.compile(r"Fatal Python error: (?P<cause>.*)")
@@ -245,10 +260,11 @@ def _with_frame(dump: Dump, function: str, path: str, line: int) -> Dump:
         return _going_on(dump)
     if len(dump.current) >= MOST_FRAMES:
         return _going_on(dump)
-    below = bool(dump.current) and _is_bottom(dump.current[-1])
-    if dump.tool == "py-spy" and (below or (dump.thread != "main" and _is_bottom(frame))):
+    frames = (*dump.current, frame)
+    below = _is_whole(dump.current)
+    if dump.tool == "py-spy" and (below or (dump.thread != "main" and _is_whole(frames))):
         return msgspec.structs.replace(dump, torn=True)
-    return msgspec.structs.replace(dump, current=(*dump.current, frame), paused=False)
+    return msgspec.structs.replace(dump, current=frames, paused=False)
 
 
 def _going_on(dump: Dump) -> Dump:
@@ -283,6 +299,10 @@ def _ended_fault(dump: Dump) -> Dump:
 _OUTERMOST = ("<module>", "_run_module_as_main")
 
 
-def _is_bottom(frame: Frame) -> bool:
-    """Tell the outermost frame of a spawned process: nothing of it stands further out."""
-    return frame.function == "<module>" and frame.path == "<string>"
+def _is_whole(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a spawned process's main thread ends here: nothing stands further out."""
+    return (
+        len(frames) > 1
+        and frames[-1].path == "<string>"
+        and frames[-2].function.rpartition(".")[2] == "spawn_main"
+    )

@@ -39,7 +39,7 @@ def test_each_rank_stands_where_its_own_dump_shows_it_however_the_log_is_cut(blo
     first = found["TP0"].dump
     assert (first.pid, first.whole, first.native) == (41, True, ("open64",))
     assert [frame.function for frame in first.frames][-1] == "<module>"
-    assert (found["TP0"].same_dumps, found["TP0"].held_s, found["TP0"].after_s) == (1, None, 60.0)
+    assert (found["TP0"].same_dumps, found["TP0"].held_s, found["TP0"].after_s) == (1, None, 200.0)
 
 
 def test_the_same_stack_again_is_held_since_the_first_and_another_one_moves():
