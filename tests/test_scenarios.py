@@ -402,6 +402,10 @@ def test_stacks_in_the_log_stand_in_for_those_that_we_may_not_take(tmp_path):
     assert found.state in ("unknown", "starting")
     assert found.confidence == "low"
     assert "for TP0, which is in open64 at forward" in found.title
+    shown = next(each for each in found.findings[0].because + found.findings[1].because
+                 if each.log_line)  # fmt: skip
+    assert shown.at_s == pytest.approx(100, abs=2)
+    assert "of the log, 30 s old)" in shown.text
 
 
 def test_a_dump_of_another_process_in_the_log_is_no_stack_of_this_launch(tmp_path):

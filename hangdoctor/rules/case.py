@@ -336,13 +336,18 @@ def stands(case: Case, rank: RankFacts) -> Evidence:
     doing = waits_in(rank.wait) if rank.wait else "is"
     frames = rank.stack[:3] if not rank.wait else rank.stack[: _wait_index(rank) + 1]
     where = " < ".join(place(frame) for frame in frames[-3:])
-    source = f" (line {rank.stack_line} of the log)" if rank.stack_line is not None else ""
+    source, at_s = "", track.stack_at_s if track else None
+    if rank.stack_line is not None:
+        age = f", {rank.stack_age_s:.0f} s old" if rank.stack_age_s is not None else ""
+        source = f" (line {rank.stack_line} of the log{age})"
+        now_s = case.facts.at_s
+        at_s = now_s - rank.stack_age_s if now_s is not None and rank.stack_age_s else None
     native = "".join(f"{name[:60]} < " for name in rank.stack_native[:2])
     return Evidence(
         text=f"{rank.name}{source} {doing}{' at' if not rank.wait else ':'} {native}{where}",
         rank=rank.name,
         pid=rank.pid,
-        at_s=track.stack_at_s if track else None,
+        at_s=at_s,
         frame=where,
         log_line=rank.stack_line,
     )
