@@ -26,6 +26,7 @@ from hangdoctor.engines import (
     Sign,
     Wait,
     is_compiler,
+    is_observer,
     load,
     matches_any,
     needle,
@@ -75,7 +76,8 @@ HELP_FACTOR = 6.0
 """Descendants that are no compilers count for so many times the stillness that is suspicious: with
 the default of 20 s, 120 s. One that spins must not count for ever, whatever it is."""
 BUILD_PAUSE_S = 10.0
-"""Children that ended so soon after a compiler was seen count as the build's."""
+"""Children that ended so soon after a compiler was seen count as the build's, and as nobody's after
+a program that looks at processes."""
 TEMPLATES_REMEMBERED = 4096
 RAS_S = 5.0
 """Counts that differ in a healthy job have moved on after so long."""
@@ -692,6 +694,7 @@ def _name_processes(
             rank=(rank_name(role, track.process.title) if role else None) or track.rank,
             owner=None,
             compiles=compiles,
+            observes=_observes(engine.name, track.process.title),
         )
     roles = {track.role for track in named.values()}
     for pid in roots:
@@ -728,6 +731,11 @@ def _compiles(engine_name: str, title: str) -> bool:
     return is_compiler(load(engine_name), title)
 
 
+@lru_cache(maxsize=4096)
+def _observes(engine_name: str, title: str) -> bool:
+    return is_observer(load(engine_name), title)
+
+
 def _parents(track: Track, known: dict[int, Track]) -> list[int]:
     """Return the pids of a process's ancestors that are known, its parent first."""
     found: list[int] = []
@@ -744,7 +752,11 @@ def _credit_descendants(
     """Let the work of compilers count as the owner's progress, that of others for a while.
 
     A compiler that sleeps, is stopped, or waits for a child that does so works no more than they.
+    What looks at the owner, as a watchdog has it done, does not work for it.
     """
+    if any(track.observes for track in workers):
+        owner = msgspec.structs.replace(owner, observed_at_s=at_s)
+        workers = [track for track in workers if not track.observes]
     if owner.moved_at_s is not None and owner.moved_at_s != owner.lent_at_s:
         # It moved by itself since others' work counted last.
         owner = msgspec.structs.replace(owner, lent_since_s=None, lent_at_s=None)
@@ -756,7 +768,7 @@ def _credit_descendants(
     ended_pct = owner.children_pct or 0
     if owner.compiled_at_s is not None and at_s - owner.compiled_at_s <= BUILD_PAUSE_S:
         compile_pct += ended_pct
-    else:
+    elif owner.observed_at_s is None or at_s - owner.observed_at_s > BUILD_PAUSE_S:
         others_pct += ended_pct
     if compile_pct >= WORK_PCT:
         name = _busiest(compilers) or "a compiler that has ended"
@@ -1119,13 +1131,13 @@ def _sharing(facts: Facts, track: Track, number: int) -> str:
 
 
 def _helper(facts: Facts, owner: Track) -> str:
-    """Return the name of a process below a rank that uses CPU and is no compiler; "" if none."""
+    """Return the name of a process below a rank that uses CPU for it and is no compiler."""
     busy = [
         track
         for track in facts.tracks.values()
         if track.owner == owner.process.pid
         and tracks.lives(track)
-        and not track.compiles
+        and not (track.compiles or track.observes)
         and (track.cpu_pct or 0) >= WORK_PCT
     ]
     return _busiest(busy)

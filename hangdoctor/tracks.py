@@ -78,6 +78,8 @@ class Track(Struct, frozen=True):
         cpu_pct: of one core, between the last two looks.
         children_pct: the same of the children that it has waited for in between.
         compiles: it is a compiler or a build tool, by its command line.
+        observes: it is a program that looks at processes, by its command line.
+        observed_at_s: when such a one was last seen below it.
         lent_since_s: since when its only progress is CPU of descendants that are no compilers;
             lent_at_s: when that counted last.
         compiled_at_s: when a compiler was last seen at work below it.
@@ -124,6 +126,8 @@ class Track(Struct, frozen=True):
     cpu_pct: float | None = None
     children_pct: float | None = None
     compiles: bool = False
+    observes: bool = False
+    observed_at_s: float | None = None
     lent_since_s: float | None = None
     lent_at_s: float | None = None
     compiled_at_s: float | None = None

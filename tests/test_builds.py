@@ -95,6 +95,45 @@ def test_helpers_that_end_one_after_the_other_count_no_longer_than_one(tmp_path)
     assert found[-1].state in ("unknown", "hung")
 
 
+def observed(tmp_path, title):
+    """Return the verdicts on a hang below which a program runs for two seconds every twenty."""
+    still = Does(stack=told.LOADING, cpu_pct=0)
+    looked_at = replace(still, children=((title, 90.0),))
+    parts = tuple((at_s + part, does) for at_s in range(40, 200, 20)
+                  for part, does in ((0.0, looked_at), (2.0, still)))  # fmt: skip
+    log = good_log(("TP0", "TP1"), "load-end")
+    doing = {"TP0": Does(stack=told.BARRIER), "TP1": ((0.0, still), *parts)}
+    recording = launch(tmp_path, doing, log=log, seconds=120)
+
+    def waited_for(snapshot):
+        """Count what the programs that have ended used, as their parent's wait does."""
+        ended = max(0, (int(snapshot.at_s) - 40) // 20 + (int(snapshot.at_s) % 20 >= 2))
+        processes = tuple(
+            replace(process, children_cpu_s=1.8 * ended)
+            if process.title.endswith("TP1")
+            else process
+            for process in snapshot.processes.processes
+        )
+        return replace(snapshot, processes=replace(snapshot.processes, processes=processes))
+
+    snapshots = tuple(map(waited_for, recording.snapshots))
+    return list(diagnoses(replace(recording, snapshots=snapshots)))
+
+
+@pytest.mark.parametrize(
+    "title", ["py-spy dump --native --pid 711", "/bin/sh -c py-spy dump --native --pid 711"]
+)
+def test_what_a_watchdog_has_look_at_a_rank_does_not_work_for_it(title, tmp_path):
+    found = observed(tmp_path, title)[-1]
+    assert (found.state, found.culprits) == ("hung", ("TP1",))
+    assert found.still_s > 60
+    assert told_by(found, "descendant-busy") is None
+
+
+def test_what_is_started_now_and_then_and_no_observer_counts_for_a_while(tmp_path):
+    assert observed(tmp_path, HELPER)[-1].state == "starting"
+
+
 @pytest.mark.parametrize("state", ["T", "S"])
 def test_a_build_whose_compilers_stand_still_is_no_progress_and_its_end_is_named(state, tmp_path):
     recording = builds(tmp_path, ("ninja -v", 0.0), seconds=300)

@@ -184,8 +184,8 @@ class Sign(Pattern, frozen=True, kw_only=True):
     kind: Literal["exception", "fatal", "timeout", "signal", "heartbeat", "stack", "warning"]
 
 
-class Compiler(Pattern, frozen=True, kw_only=True):
-    """A program that compiles, by its command line."""
+class Program(Pattern, frozen=True, kw_only=True):
+    """A kind of program, by its command line."""
 
     id: str
 
@@ -223,6 +223,7 @@ class Engine(Table, frozen=True, kw_only=True):
         compile_paths: parts of file paths whose code compiles or tunes kernels: a rank that is
             busy there may show nothing for minutes.
         compilers: programs whose CPU, below a rank, is progress without limit.
+        observers: programs that look at processes, whose CPU is none's progress.
         skip: literal text of frequent lines that mean nothing; looked for before any pattern.
         first_forward: the phase in which the model's forward runs for the first time; None where
             that is not known.
@@ -249,7 +250,8 @@ class Engine(Table, frozen=True, kw_only=True):
     waits: tuple[Wait, ...] = ()
     load_stages: tuple[LoadStage, ...] = ()
     compile_paths: tuple[str, ...] = ()
-    compilers: tuple[Compiler, ...] = ()
+    compilers: tuple[Program, ...] = ()
+    observers: tuple[Program, ...] = ()
 
     def phase(self, phase_id: str) -> PhaseTable:
         """Return the table of a phase.
@@ -261,12 +263,13 @@ class Engine(Table, frozen=True, kw_only=True):
 
 
 class Common(Table, frozen=True, kw_only=True):
-    """Waits and signs that every engine shares; compile_paths and compilers as in Engine."""
+    """What every engine shares; each as in Engine."""
 
     waits: tuple[Wait, ...]
     signs: tuple[Sign, ...] = ()
     compile_paths: tuple[str, ...] = ()
-    compilers: tuple[Compiler, ...] = ()
+    compilers: tuple[Program, ...] = ()
+    observers: tuple[Program, ...] = ()
 
 
 @cache
@@ -291,6 +294,7 @@ def load(name: str) -> Engine:
         signs=engine.signs + common.signs,
         compile_paths=engine.compile_paths + common.compile_paths,
         compilers=engine.compilers + common.compilers,
+        observers=engine.observers + common.observers,
     )
 
 
@@ -319,6 +323,17 @@ def is_compiler(engine: Engine, title: str) -> bool:
     (True, False)
     """
     return any(re.search(compiler.pattern, title) for compiler in engine.compilers)
+
+
+def is_observer(engine: Engine, title: str) -> bool:
+    """Tell whether a command line is that of a program which looks at processes.
+
+    >>> is_observer(load("sglang"), "py-spy dump --native --pid 7")
+    True
+    >>> is_observer(load("sglang"), "sglang::scheduler_TP0")
+    False
+    """
+    return any(re.search(observer.pattern, title) for observer in engine.observers)
 
 
 def rank_name(role: Role, title: str) -> str | None:

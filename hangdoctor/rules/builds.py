@@ -119,7 +119,11 @@ def descendant_busy(case: Case) -> Iterator[Finding]:
     """
     limit_s = HELP_FACTOR * case.stall_after_s
     for name, rank, owner in _owners(case):
-        busy = [track for track in _below(case, owner) if not track.compiles and _works(track)]
+        busy = [
+            track
+            for track in _below(case, owner)
+            if not (track.compiles or track.observes) and _works(track)
+        ]
         if not busy or rank is None or rank.pid is None:
             continue
         first = max(busy, key=lambda track: track.cpu_pct or 0)
