@@ -671,9 +671,13 @@ def _see_processes(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
     for track in known.values():
         if track.owner is not None and track.present:
             workers.setdefault(track.owner, []).append(track)
+    stands = logged_stands(facts.timeline, engine)
     for pid, helpers in workers.items():
         known[pid] = _credit_descendants(
-            known[pid], helpers, at_s, HELP_FACTOR * facts.header.stall_after_s
+            _see_observer(known[pid], helpers, stands, at_s),
+            helpers,
+            at_s,
+            HELP_FACTOR * facts.header.stall_after_s,
         )
     return msgspec.structs.replace(facts, tracks=known, parents=section.parents)
 
@@ -746,6 +750,21 @@ def _parents(track: Track, known: dict[int, Track]) -> list[int]:
     return found
 
 
+def _see_observer(
+    owner: Track, workers: Sequence[Track], stands: dict[str, Standing], at_s: float
+) -> Track:
+    """Note that something looks at a process: it is below it, holds it, or has printed its stack.
+
+    It may be there for so short a time that only the log tells.
+    """
+    stand = stands.get(owner.rank or "")
+    line = stand.dump.number if stand else owner.logged_line
+    held = owner.process.state == "t" or bool(owner.process.tracer_pid)
+    if held or line != owner.logged_line or any(track.observes for track in workers):
+        owner = msgspec.structs.replace(owner, observed_at_s=at_s)
+    return msgspec.structs.replace(owner, logged_line=line) if line != owner.logged_line else owner
+
+
 def _credit_descendants(
     owner: Track, workers: Sequence[Track], at_s: float, limit_s: float
 ) -> Track:
@@ -754,9 +773,7 @@ def _credit_descendants(
     A compiler that sleeps, is stopped, or waits for a child that does so works no more than they.
     What looks at the owner, as a watchdog has it done, does not work for it.
     """
-    if any(track.observes for track in workers):
-        owner = msgspec.structs.replace(owner, observed_at_s=at_s)
-        workers = [track for track in workers if not track.observes]
+    workers = [track for track in workers if not track.observes]
     if owner.moved_at_s is not None and owner.moved_at_s != owner.lent_at_s:
         # It moved by itself since others' work counted last.
         owner = msgspec.structs.replace(owner, lent_since_s=None, lent_at_s=None)

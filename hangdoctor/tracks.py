@@ -74,12 +74,14 @@ class Track(Struct, frozen=True):
         first_at_s, seen_at_s: recording time of the first and the last look at it.
         present: it was there at the last look at processes.
         exit_status: as in Processes.ended, or of a zombie.
-        ended_at_s: since when it is gone or a zombie; stopped_since_s: since when it is in state T.
+        ended_at_s: since when it is gone or a zombie.
+        stopped_since_s: since when it is in state T or t.
         cpu_pct: of one core, between the last two looks.
         children_pct: the same of the children that it has waited for in between.
         compiles: it is a compiler or a build tool, by its command line.
         observes: it is a program that looks at processes, by its command line.
-        observed_at_s: when such a one was last seen below it.
+        observed_at_s: when such a one was last seen below it, or holding it, or in the log.
+        logged_line: where the log's newest stack of it begins.
         lent_since_s: since when its only progress is CPU of descendants that are no compilers;
             lent_at_s: when that counted last.
         compiled_at_s: when a compiler was last seen at work below it.
@@ -128,6 +130,7 @@ class Track(Struct, frozen=True):
     compiles: bool = False
     observes: bool = False
     observed_at_s: float | None = None
+    logged_line: int = 0
     lent_since_s: float | None = None
     lent_at_s: float | None = None
     compiled_at_s: float | None = None
@@ -383,7 +386,7 @@ def _state_changes(track: Track | None, process: Process, at_s: float) -> dict[s
             changes["exit_status"] = os.waitstatus_to_exitcode(process.exit_code)
     stopped_since_s = track.stopped_since_s if track else None
     changes["stopped_since_s"] = (
-        None if process.state != "T" else at_s if stopped_since_s is None else stopped_since_s
+        None if process.state not in "Tt" else at_s if stopped_since_s is None else stopped_since_s
     )
     return changes
 

@@ -22,6 +22,7 @@ from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, derive, step
 
 sys.path.insert(0, str(Path(__file__).parent))
+import logged
 import scenarios as told  # test material beside the tests
 from scenarios import Does, good_log, launch
 
@@ -128,6 +129,41 @@ def test_what_a_watchdog_has_look_at_a_rank_does_not_work_for_it(title, tmp_path
     assert (found.state, found.culprits) == ("hung", ("TP1",))
     assert found.still_s > 60
     assert told_by(found, "descendant-busy") is None
+
+
+@pytest.mark.parametrize("how", ["held", "logged"])
+def test_an_observer_that_was_not_seen_itself_is_told_by_its_hold_or_by_the_log(how, tmp_path):
+    """It is there for a fifth of a second."""
+    still = Does(stack=told.LOADING, cpu_pct=0)
+    log = good_log(("TP0", "TP1"), "load-end")
+    looks = range(45, 120, 15)
+    if how == "logged":
+        for at_s in looks:
+            lines = logged.dump(" TP1", 711, logged.OPENS, soft=True).splitlines()[:-1]
+            log += [(at_s, f"TP1| {lines[0].partition('] ')[2]}")]
+            log += [(at_s, line) for line in lines[1:] if line]
+    doing = {"TP0": Does(stack=told.BARRIER), "TP1": still}
+    recording = launch(tmp_path, doing, log=log, seconds=120)
+
+    def looked_at(process, at_s):
+        if not process.title.endswith("TP1"):
+            return process
+        held = how == "held" and int(at_s) in looks
+        ended = sum(at_s >= look_s for look_s in looks)
+        state = "t" if held else process.state
+        return replace(process, children_cpu_s=0.2 * ended, state=state)
+
+    def changed(snapshot):
+        section = snapshot.processes
+        processes = tuple(looked_at(each, snapshot.at_s) for each in section.processes)
+        return replace(snapshot, processes=replace(section, processes=processes))
+
+    snapshots = tuple(map(changed, recording.snapshots))
+    found = list(diagnoses(replace(recording, snapshots=snapshots)))
+    assert (found[-1].state, found[-1].culprits) == ("hung", ("TP1",))
+    assert found[-1].still_s > 60
+    hung = [each for each in found if each.state == "hung"]
+    assert {each.findings[0].rule for each in hung} == {"waiting-for-rank-elsewhere"}
 
 
 def test_what_is_started_now_and_then_and_no_observer_counts_for_a_while(tmp_path):

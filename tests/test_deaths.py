@@ -482,3 +482,21 @@ def test_a_process_that_is_not_what_it_was_is_not_held(program):
     held.hold(target.pid, start_ticks=1)
     assert held.status(target.pid) is None
     held.close()
+
+
+@pytest.mark.parametrize(("held_s", "hung"), [(15, False), (60, True)])
+def test_a_rank_that_a_debugger_holds_is_to_blame_once_it_has_held_it_for_long(
+    held_s, hung, tmp_path
+):
+    """A watchdog has py-spy hold a rank for some seconds, whoever it is that hangs."""
+    recording = launch(tmp_path, {"TP0": BARRIER, "TP1": LOADS}, log=LOG, seconds=100)
+
+    def hold(at_s, process):
+        held = process.pid == FIRST_RANK and at_s >= 100 - held_s
+        return replace(process, state="t", tracer_pid=4711) if held else process
+
+    found = verdict(with_processes(recording, hold))
+    assert found.state == "hung"
+    assert (told_by(found, "rank-stopped").state == "hung") == hung
+    if not hung:
+        assert found.culprits == ("TP1",)

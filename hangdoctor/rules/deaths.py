@@ -530,10 +530,16 @@ def _phase_of_all(case: Case, alive: tuple[RankFacts, ...]) -> Phase | None:
 
 
 def _stopped_long_enough(case: Case, track: Track) -> tuple[str, ...]:
-    """Ask for a longer look where a process has only just stopped, beside a launch long still."""
+    """Ask for a longer look where a process has only just stopped, beside a launch long still.
+
+    A debugger holds it for as long as it looks: py-spy, which a watchdog starts, some seconds.
+    """
     since_s = track.stopped_since_s
     stopped_s = (case.facts.at_s or 0.0) - (since_s if since_s is not None else 0.0)
-    needed_s = min(case.stall_after_s / 2, launch_still_s(case.facts) or 0.0)
-    if track.process.state != "T" or stopped_s >= needed_s:
+    stops_s = case.stall_after_s / 2
+    needed_s = min(stops_s, launch_still_s(case.facts) or 0.0)
+    if track.process.state == "t":
+        stops_s = needed_s = case.hung_after_s
+    if stopped_s >= needed_s:
         return ()
-    return (f"whether it stays stopped: {case.stall_after_s / 2:.0f} s of it",)
+    return (f"whether it stays stopped: {stops_s:.0f} s of it",)

@@ -340,7 +340,10 @@ def _no_compiler(case: Case, _: object) -> Seen:
     workers = [
         track
         for track in case.facts.tracks.values()
-        if track.owner is not None and track.present and (track.cpu_pct or 0) >= WORK_PCT
+        if track.owner is not None
+        and track.present
+        and not track.observes
+        and (track.cpu_pct or 0) >= WORK_PCT
     ]
     return Seen(
         holds=not workers,
@@ -350,6 +353,8 @@ def _no_compiler(case: Case, _: object) -> Seen:
 
 def _rank_gone(case: Case, _: object) -> Seen:
     if not case.observed:
+        if case.facts.ranks and all(rank.stack_line is not None for rank in case.facts.ranks):
+            return Seen(holds=False)  # each was there when the log's stack of it was taken
         return Seen(holds=None, needs="the launch's processes: hangdoctor diagnose PID")
     gone = [rank for rank in case.facts.ranks if rank.present is False and rank.pid is not None]
     because = tuple(
