@@ -58,7 +58,7 @@ _FIRST_RANK_ONLY = (b"sglang is using nccl==", b"max_total_num_tokens=", b"Tree 
 
 
 def permute_ranks(recording: Recording, names: Mapping[str, str], into: Path) -> Recording:
-    """Give the ranks each other's names: titles, log prefixes, and cards along with them.
+    """Give the ranks each other's names: titles, the log's too, its prefixes, and cards along.
 
     Args:
         recording: of a launch.
@@ -74,7 +74,7 @@ def permute_ranks(recording: Recording, names: Mapping[str, str], into: Path) ->
 
     def line(text: bytes) -> bytes:
         return re.sub(
-            rb"(?<=\d )TP\d+(?=\])",
+            rb"(?<=\d )TP\d+(?=\])|(?<=scheduler_)TP\d+",
             lambda m: names.get(m[0].decode(), m[0].decode()).encode(),
             text,
         )
