@@ -184,6 +184,19 @@ def test_a_server_that_was_ready_is_hung_by_the_watchdog_that_ends_it_alone(tmp_
     assert "and ended the launch" in ended.title
 
 
+def test_a_launch_that_somebody_ended_after_it_hung_is_dead_of_its_hang(tmp_path):
+    sigterm = "[2026-11-29 21:59:00] SIGTERM received. signum=<Signals.SIGTERM: 15> frame=None.\n"
+    found = verdict(IN_WARMUP + both(1, 3) + sigterm, tmp_path)
+    assert (found.state, found.culprits) == ("dead", ("TP0",))
+    assert found.title.endswith("no forward end for 320 s, then the launch was ended")
+
+
+@pytest.mark.parametrize("number", ["1.2.3", "9" * 400, "", "x"])
+def test_a_watchdog_whose_number_is_none_proves_nothing(number, tmp_path):
+    text = both(1, soft=False).replace("watchdog_timeout=200", f"watchdog_timeout={number}")
+    assert verdict(IN_WARMUP + text, tmp_path).state == "unknown"
+
+
 def test_an_exception_comes_before_what_the_stacks_show(tmp_path):
     raised = (
         "[2026-11-29 21:00:30 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"

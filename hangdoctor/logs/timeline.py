@@ -426,7 +426,7 @@ class _Fold:
 
     def _add_milestone(self, line: LogLine, place: Place, milestone: Milestone) -> None:
         name = "" if milestone.scope == "launch" else line.rank or ONLY_RANK
-        if self.stands or self.dump or self.marks:
+        if self.stands or self.dump:
             self._has_moved(name)
         if name != line.rank:
             self._add_line(name, place)  # the only rank of a launch has no name in its prefix
@@ -434,6 +434,8 @@ class _Fold:
         ready = self._launch_log().phase == "ready"
         if ready and milestone.id in log.counts:
             return  # a server that serves repeats some of them for ever
+        if self.marks:
+            self._forget_quoted(name)
         counts = log.counts | {milestone.id: log.counts.get(milestone.id, 0) + 1}
         milestones = log.milestones
         if milestone.id not in log.counts or (
@@ -550,6 +552,9 @@ class _Fold:
             self.stands.pop(rank, None)
         else:
             self.stands.clear()
+
+    def _forget_quoted(self, rank: str) -> None:
+        """Forget the frames of known issues that a rank, with "" any, stood in before it moved."""
         quoted = {place for places in self.compiled.frames.values() for place in places}
         self.marks = {
             pattern: mark

@@ -258,11 +258,12 @@ def _judge_by_log(
     if once or not sure or _apart_s(case, involved) > max(counted_s, APART_S):
         finding = weaker(finding, "medium")
     ended = ended_by_log(case)
+    how = " and ended the launch" if over else ", then the launch was ended"
     return msgspec.structs.replace(
         finding,
         state="dead" if ended else "hung",
         title=f"{finding.title}; the watchdog saw no forward end for {counted_s:.0f} s"
-        + (" and ended the launch" if ended else ""),
+        + (how if ended else ""),
         needs=(*finding.needs, *more),
     )
 
