@@ -32,6 +32,7 @@ LOG = good_log(("TP0", "TP1"), "capture-end")
 WAITS = Does(stack=told.CAPTURE_ALL_REDUCE)
 NVCC = "/usr/local/cuda/bin/nvcc -arch=sm_90a -c csrc/moe_gemm.cu -o moe_gemm.o"
 CICC = "cicc --c++17 --orig_src_file_name csrc/moe_gemm.cu -o /tmp/x.ptx"
+POOL = "/usr/bin/python3 /site-packages/torch/_inductor/compile_worker/__main__.py --workers=16"
 HELPER = "/usr/bin/python3 /srv/probe.py --all"
 needs_ninja = pytest.mark.skipif(
     not (shutil.which("ninja") or (Path(sys.executable).parent / "ninja").exists()),
@@ -196,6 +197,14 @@ def test_a_build_whose_compilers_stand_still_is_no_progress_and_its_end_is_named
     stands = told_by(found, "build-stands-still")
     assert "cc1plus (pid " in stands.title
     assert ("is stopped" in stands.title) == (state == "T")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_pool_of_compilers_is_a_build_only_for_who_waits_for_it(waits, tmp_path):
+    does = Does(stack=told.NINJA if waits else told.COPY, children=((POOL, 0.0),))
+    recording = launch(tmp_path, {"TP0": WAITS, "TP1": does}, log=LOG, seconds=300)
+    rules = {finding.rule for finding in verdict(recording).findings}
+    assert ("build-stands-still" in rules) == waits
 
 
 # --- On real processes ----------------------------------------------------------------------------

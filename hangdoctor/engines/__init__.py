@@ -185,9 +185,14 @@ class Sign(Pattern, frozen=True, kw_only=True):
 
 
 class Program(Pattern, frozen=True, kw_only=True):
-    """A kind of program, by its command line."""
+    """A kind of program, by its command line.
+
+    Attributes:
+        pool: its processes stay, and wait for work, when there is nothing to compile.
+    """
 
     id: str
+    pool: bool = False
 
 
 class Detect(Table, frozen=True, kw_only=True):
@@ -323,6 +328,11 @@ def is_compiler(engine: Engine, title: str) -> bool:
     (True, False)
     """
     return any(re.search(compiler.pattern, title) for compiler in engine.compilers)
+
+
+def is_compiler_pool(engine: Engine, title: str) -> bool:
+    """Tell whether a command line is that of compilers that also stand when nothing is compiled."""
+    return any(one.pool and re.search(one.pattern, title) for one in engine.compilers)
 
 
 def is_observer(engine: Engine, title: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from hangdoctor.engines import is_compiler_pool
 from hangdoctor.facts import HELP_FACTOR, WORK_PCT
 from hangdoctor.findings import Evidence, Finding
 from hangdoctor.rules.case import evidence
@@ -72,8 +73,14 @@ def build_stands_still(case: Case) -> Iterator[Finding]:
     """
     for name, rank, owner in _owners(case):
         below = _below(case, owner)
-        compilers = [track for track in below if track.compiles]
-        if rank is None or not compilers or any(_works(track) for track in below):
+        if rank is None or any(_works(track) for track in below):
+            continue
+        # A pool stands still when there is nothing to compile: only who waits for it has a build.
+        waits = rank.wait is not None and rank.wait.kind == "child"
+        if not any(
+            track.compiles and (waits or not is_compiler_pool(case.engine, track.process.title))
+            for track in below
+        ):
             continue
         if rank.moving is not False or (rank.still_s or 0.0) < case.stall_after_s / 2:
             continue

@@ -101,6 +101,11 @@ def test_stock_itself_and_stock_laid_out_anew_are_no_difference():
     assert verdict(STOCK.replace("\n\n\n", "\n\n").replace('"', "'")).kind == "no-difference"
 
 
+@pytest.mark.parametrize("text", ["", "import os\n", "def helper(x):\n    return x.cpu()\n"])
+def test_a_file_that_is_no_model_and_has_no_stock_is_not_checked(text):
+    assert verdict(text, stock=None).kind == "unchecked"
+
+
 @pytest.mark.parametrize(
     "text",
     ["def f(:\n", "a = \0", "-" * 1_000_000 + "1", "(" * 100_000, "x" + ".a" * 200_000],

@@ -108,7 +108,8 @@ def _cells(pair: Pair, readers: Callable[[str], tuple[str, ...]]) -> dict[str, C
     found: dict[str, list[Difference]] = defaultdict(list)
     notes: dict[str, list[str]] = defaultdict(list)
     new = frozenset().union(*(source.new for source in pair.patched))
-    if not new and not pair.patched[0].gone and not pair.patched[0].moved_under:
+    changed = new or pair.patched[0].gone or pair.patched[0].moved_under
+    if pair.stock is not None and not changed:
         return {row: Same(note="no statement differs") for row in ROWS}
     ranks = _ranks(pair.patched)
     by_rank = {rank: follow(pair.patched, Scenario(rank=rank)) for rank in ranks}
@@ -117,6 +118,9 @@ def _cells(pair: Pair, readers: Callable[[str], tuple[str, ...]]) -> dict[str, C
     found["collectives"] += _one_sided(by_rank, new)
     notes["collectives"] += _new_collectives(by_rank, new)
     extend = follow(pair.patched, Scenario(rank=0, mode="EXTEND", capturing=False))
+    if pair.stock is None and not extend.in_forward:
+        why = "its stock is not known, and it has no forward that could be followed"
+        return {row: NotChecked(why=why) for row in ROWS}
     _returns(extend, of_stock.reached(Scenario(0, "EXTEND", capturing=False)), found)
     found["returns"] += _arities(pair)
     _capture_writes(by_rank[0], new, found)
