@@ -208,9 +208,11 @@ class Live:
             return
         pids.sort(key=lambda pid: tracks[pid].role != "launcher")
         witness = self._witness
+        package = self.engine.detect.package
+        variables = [limit.environment for limit in self.engine.limits if limit.environment]
 
         def search() -> None:
-            self._found.append(find_installation(self.engine.detect.package, pids, witness))
+            self._found.append(find_installation(package, pids, witness, variables=variables))
 
         self._searched_s = time.monotonic()
         self._searching = threading.Thread(target=search, daemon=True)

@@ -788,12 +788,18 @@ class SourceFile(Struct, frozen=True):
 
 
 class Installation(Struct, frozen=True, tag="installation"):
-    """The engine that the processes really run, found through them and not through our own path."""
+    """The engine that the processes really run, found through them and not through our own path.
+
+    Attributes:
+        environment: of the launcher, the variables that set a time-out of the engine's; None where
+            they could not be read.
+    """
 
     name: str
     version: str
     path: str
     changed_files: tuple[SourceFile, ...] = ()
+    environment: dict[str, str] | None = None
 
 
 class LogSource(Struct, frozen=True):

@@ -54,6 +54,7 @@ ON_STACKS = (
     "rank-still-starting",
     "launcher-waits-for-ranks",
     "warmup-request-unanswered",
+    "ends-by-itself",
 )
 """The rules that rest on a stack."""
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangdoctor.facts import RankFacts, phase_index
-from hangdoctor.frames import same_shape
+from hangdoctor.frames import first_place, same_shape
 from hangdoctor.model import Struct
 
 if TYPE_CHECKING:
+    from hangdoctor.engines import Engine
     from hangdoctor.facts import Facts
 
 PEER_KINDS = ("peers", "rendezvous")
@@ -112,6 +113,24 @@ def build(facts: Facts) -> WaitGraph:
         by_elimination=by_elimination and bool(suspects),
         circle=_circle(groups["linked"], facts),
     )
+
+
+def launcher_waits_for(facts: Facts, engine: Engine) -> str | None:
+    """Return the id of the wait for its ranks in which a thread of the launcher stands.
+
+    What stands upon it says nothing else: the warm-up request waits in the library that sends it,
+    a dozen frames further in.
+    """
+    launcher = facts.launcher
+    if launcher is None or launcher.stack is None:
+        return None
+    waits = [wait for wait in engine.waits if wait.kind == "ranks-ready"]
+    for frames in (launcher.stack, *launcher.other_threads):
+        for wait in waits:
+            under = not wait.under or first_place(frames, wait.under) is not None
+            if under and first_place(frames, wait.frames) is not None:
+                return wait.id
+    return None
 
 
 def links(facts: Facts) -> tuple[Link, ...]:

@@ -242,6 +242,8 @@ def pace_of(series: Sequence[tuple[float, float]], at_s: float) -> Pace | None:
     >>> pace_of(quick, 58).per_s, round(pace_of(quick + slow, 80).per_s)
     (100.0, 10)
     """
+    # Before the first bytes came it was not slow: it had not begun.
+    series = series[next((i for i, (_, n) in enumerate(series) if n > series[0][1]), 0) :]
     if len(series) < 3 or series[-1][0] - series[0][0] < FIRST_WINDOW_S / 2:
         return None
     end_s, _end = series[-1]

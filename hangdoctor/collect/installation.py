@@ -55,12 +55,17 @@ _SITE = re.compile(r"(/[^\n]*?/(?:site|dist)-packages)/")
 
 
 class InstallationLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The request: the package, the processes that may have it, and paths of their frames."""
+    """The request: the package, the processes that may have it, and paths of their frames.
+
+    Attributes:
+        variables: of the first process's environment that are wanted.
+    """
 
     package: str
     pids: tuple[int, ...]
     frame_paths: tuple[str, ...] = ()
     version_files: tuple[str, ...] = VERSION_FILES
+    variables: tuple[str, ...] = ()
     proc: str = "/proc"
 
 
@@ -71,6 +76,7 @@ def find_installation(
     *,
     proc: Path = Path("/proc"),
     version_files: Sequence[str] = VERSION_FILES,
+    variables: Sequence[str] = (),
 ) -> Installation | Missing:
     """Return the installation that the processes use, its version, and what was changed in it.
 
@@ -80,6 +86,7 @@ def find_installation(
         stacks: of these processes, if there are any yet: the best witness.
         proc: root of the processes' world.
         version_files: where the package keeps its version.
+        variables: names of variables of the launcher's environment that are wanted.
 
     Returns:
         `changed_files` are those that differ from the wheel's RECORD or are not in it, and those
@@ -91,6 +98,7 @@ def find_installation(
         pids=tuple(pids),
         frame_paths=tuple(sorted(_frame_paths(package, stacks))) if stacks else (),
         version_files=tuple(version_files),
+        variables=tuple(variables),
         proc=str(proc.absolute()),
     )
     answer: Installation | Missing = ask_once("installation", JOB, look)
@@ -320,7 +328,14 @@ def _describe(
         version=version,
         path=package,
         changed_files=_changed(world.outside(package), look.package, record, started_s),
+        environment=_environment(look),
     )
+
+
+def _environment(look: InstallationLook) -> dict[str, str] | None:
+    """Return the variables that are wanted, of the launcher; None where it does not show them."""
+    environ = procfs.read_environ(look.proc, look.pids[0]) if look.variables else {}
+    return {name: environ[name] for name in look.variables if name in environ} if environ else None
 
 
 def parse_record(text: str) -> dict[str, bytes]:

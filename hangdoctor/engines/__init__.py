@@ -108,8 +108,6 @@ class Wait(Table, frozen=True, kw_only=True):
             "idle": requests (healthy).
         frames: innermost frames that mean it.
         under: one of these must stand further out in the stack; empty for anywhere.
-        limit_s: the engine's own time-out for it, in seconds.
-        limit_note: what happens then.
     """
 
     id: str
@@ -119,8 +117,43 @@ class Wait(Table, frozen=True, kw_only=True):
     title: str
     frames: tuple[str, ...]
     under: tuple[str, ...] = ()
-    limit_s: float | None = None
-    limit_note: str = ""
+
+
+class Limit(Table, frozen=True, kw_only=True):
+    """A time-out of the engine's, or of a library's, that ends a wait by itself.
+
+    Attributes:
+        waits: ids of the waits that it ends; whoever stands in one of them is under it.
+        frames: or one of these is in the stack, outermost or not.
+        thread: a frame of another thread that must be there for it to be in force.
+        seconds: by default; at the most late_s and late_share of it later.
+        option: name in `Detect.sizes` of the option that sets the seconds.
+        environment: variable of the launcher that does.
+        device: it holds for launches on these only.
+        not_with: names in `Detect.sizes`; with one of these it is another one.
+        begins_with: milestone whose line comes when it begins to run.
+        begins_after: milestones after whose lines it begins, nobody knows how long.
+        ends: what happens then, for people.
+        message: as the log will have it.
+        seen_in: as in Pattern.
+    """
+
+    id: str
+    waits: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()
+    thread: str = ""
+    seconds: float
+    late_s: float = 0.0
+    late_share: float = 0.0
+    option: str = ""
+    environment: str = ""
+    device: Literal["", "cpu", "gpu"] = ""
+    not_with: tuple[str, ...] = ()
+    begins_with: str = ""
+    begins_after: tuple[str, ...] = ()
+    ends: str
+    message: str
+    seen_in: str
 
 
 class LoadStage(Table, frozen=True, kw_only=True):
@@ -206,8 +239,9 @@ class Detect(Table, frozen=True, kw_only=True):
         cpu: patterns (command line or log) that show a launch without GPUs.
         version, model: patterns of lines (or of the command line) whose first group is the
             engine's version, the model's path.
-        sizes: patterns with a number: "tp", "pp", "dp", "nnodes", "node_rank", and "dp_attention"
-            which only has to match.
+        sizes: patterns with a number: "tp", "pp", "dp", "nnodes", "node_rank", options in seconds;
+            others, such as "dp_attention", only have to match.
+        config: patterns of the command line that say that more options stand in a file.
     """
 
     launcher: tuple[str, ...]
@@ -218,6 +252,7 @@ class Detect(Table, frozen=True, kw_only=True):
     version: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
     sizes: dict[str, tuple[str, ...]] = {}
+    config: tuple[str, ...] = ()
 
 
 class Engine(Table, frozen=True, kw_only=True):
@@ -253,6 +288,7 @@ class Engine(Table, frozen=True, kw_only=True):
     bars: tuple[Bar, ...] = ()
     signs: tuple[Sign, ...] = ()
     waits: tuple[Wait, ...] = ()
+    limits: tuple[Limit, ...] = ()
     load_stages: tuple[LoadStage, ...] = ()
     compile_paths: tuple[str, ...] = ()
     compilers: tuple[Program, ...] = ()

@@ -56,6 +56,7 @@ class Reached(msgspec.Struct, frozen=True):
         id: of the milestone; phase: that it belongs to; phase_after: what comes after it.
         number, time_s: the line, as in Place.
         of_each_rank: every rank prints it, so that its absence means something.
+        stamped: time_s is the line's own stamp.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Reached(msgspec.Struct, frozen=True):
     number: int
     time_s: float | None = None
     of_each_rank: bool = True
+    stamped: bool = True
 
 
 class RankLog(msgspec.Struct, frozen=True):
@@ -449,6 +451,7 @@ class _Fold:
                     place.number,
                     place.time_s,
                     of_each_rank=milestone.scope == "rank",
+                    stamped=line.time_s is not None,
                 ),
             )
         phase = milestone.phase_after

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hangdoctor import __version__, engines
+from hangdoctor.limits import countdowns
 from hangdoctor.loads import report
 from hangdoctor.model import Gpu, Installation, Missing
 from hangdoctor.waitgraph import links
@@ -59,6 +60,7 @@ def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, Any]:
         "gpus": [_gpu(index, card, facts) for index, card in sorted(facts.cards.items())],
         "findings": [_finding(finding) for finding in diagnosis.findings],
         "load": _load(facts),
+        "limits": _limits(facts),
         "waits": [msgspec.to_builtins(link) for link in links(facts)],
         "missing": [
             {
@@ -144,6 +146,25 @@ def _load(facts: Facts) -> dict[str, Any] | None:
         "slowest": load.slowest or None,
         "ranks": [_rank_load(rank) for rank in load.ranks],
     }
+
+
+def _limits(facts: Facts) -> list[dict[str, Any]]:
+    """Return the time-outs that will end a wait by themselves."""
+    if facts.engine not in engines.names():
+        return []
+    return [
+        {
+            "limit": left.id,
+            "ranks": list(left.ranks),
+            "limit_s": left.limit_s,
+            "left_least_s": None if left.least_s is None else round(left.least_s, 1),
+            "left_most_s": None if left.most_s is None else round(left.most_s, 1),
+            "ends": left.ends,
+            "message": left.message,
+            "unseen": left.unseen or None,
+        }
+        for left in countdowns(facts, engines.load(facts.engine))
+    ]
 
 
 def _rank_load(rank: RankLoad) -> dict[str, Any]:

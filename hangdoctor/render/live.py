@@ -21,7 +21,7 @@ from hangdoctor.frames import place
 from hangdoctor.launches import ranges
 from hangdoctor.model import Gpu, Missing, Struct
 from hangdoctor.render.json import engine_version
-from hangdoctor.render.text import clean, how_sure
+from hangdoctor.render.text import clean, ends_by_itself, how_sure
 from hangdoctor.rules.case import waits_in
 from hangdoctor.units import duration
 
@@ -152,9 +152,14 @@ def _verdict_forms(facts: Facts, diagnosis: Diagnosis, width: int) -> list[list[
     titles = [_wrap(diagnosis.title, width - 2, most) for most in (3, 2, 1)]
     filled = [[Text(f"  {line}") for line in title] for title in titles]
     indented = [Text("  ").append_text(line) for line in about]
+    ends = [
+        Text(f"  {line}")
+        for each in ends_by_itself(diagnosis)
+        for line in _wrap(each.title, width - 2, 2)
+    ]
     return [
-        [head, *filled[0], *indented],
-        [head, *filled[1], *indented],
+        [head, *filled[0], *ends, *indented],
+        [head, *filled[1], *ends[:1], *indented],
         [head, *filled[2]],
         [head],
     ]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MOST_RANKS = 16
 MOST_EVIDENCE = 6
 MOST_UNSEEN = 6
+LIMIT_RULE = "ends-by-itself"
+"""Said at the head of the report."""
 MOST_OF_A_LINE = 160
 """Characters of an evidence that quotes the log."""
 
@@ -33,6 +35,7 @@ def to_text(facts: Facts, diagnosis: Diagnosis) -> str:
     """
     lines = [verdict_line(diagnosis), f"  {diagnosis.title}"]
     lines.append("  " + ", ".join(how_sure(facts, diagnosis)))
+    lines += [f"  {each.title}; {each.because[0].text}" for each in ends_by_itself(diagnosis)]
     if where := _what_runs(facts):
         lines.append("  " + where)
     if facts.ranks:
@@ -130,6 +133,16 @@ def how_sure(facts: Facts, diagnosis: Diagnosis) -> list[str]:
     return parts
 
 
+def ends_by_itself(diagnosis: Diagnosis) -> list[Finding]:
+    """Return what says which time-out ends this first, and when; empty where none is known to."""
+    if diagnosis.state in ("ready", "dead"):
+        return []
+    counted = [
+        each for each in diagnosis.findings if each.rule == LIMIT_RULE and each.verdict == "found"
+    ]
+    return counted[:1]
+
+
 def _what_runs(facts: Facts) -> str:
     """Return the engine with its version and place; "" where nothing tells which one it is."""
     version = engine_version(facts)
@@ -201,7 +214,7 @@ def _worth_showing(diagnosis: Diagnosis) -> list[Finding]:
         return list(diagnosis.findings[:1]) + [
             finding for finding in diagnosis.findings[1:] if finding.rule == "files-changed"
         ]
-    return list(diagnosis.findings[:5])
+    return [finding for finding in diagnosis.findings if finding.rule != LIMIT_RULE][:5]
 
 
 def _unseen_lines(diagnosis: Diagnosis) -> list[str]:

@@ -17,7 +17,7 @@ from hangdoctor.facts import (
     stamp_age_s,
 )
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
-from hangdoctor.frames import first_place, place
+from hangdoctor.frames import place
 from hangdoctor.loads import patience_s, stalls
 from hangdoctor.logs.timeline import lacking, logged_stands
 from hangdoctor.model import FileLock, Missing, Struct
@@ -467,24 +467,6 @@ def to_blame_for_failure(case: Case) -> tuple[str, ...]:
     victims = {name for name, text in failed.items() if matches_any(tuple(gave_up), text)}
     culprits = tuple(name for name in failed if name not in victims)
     return culprits or tuple(name for name in lacking(facts.timeline) if name not in victims)
-
-
-def launcher_waits_for(case: Case) -> str | None:
-    """Return the id of the wait for its ranks in which a thread of the launcher stands.
-
-    What stands upon it says nothing else: the warm-up request waits in the library that sends it,
-    a dozen frames further in.
-    """
-    launcher = case.facts.launcher
-    if launcher is None or launcher.stack is None:
-        return None
-    waits = [wait for wait in case.engine.waits if wait.kind == "ranks-ready"]
-    for frames in (launcher.stack, *launcher.other_threads):
-        for wait in waits:
-            under = not wait.under or first_place(frames, wait.under) is not None
-            if under and first_place(frames, wait.frames) is not None:
-                return wait.id
-    return None
 
 
 def phase_lacked(case: Case, missing: Mapping[str, Sequence[str]]) -> Phase | None:

@@ -16,7 +16,6 @@ from hangdoctor.rules.case import (
     exceptions,
     judge,
     last_line,
-    launcher_waits_for,
     past_normal,
     phase_age_s,
     signs_of,
@@ -25,6 +24,7 @@ from hangdoctor.rules.case import (
 )
 from hangdoctor.rules.deaths import describe_status, exception_of
 from hangdoctor.tracks import lives
+from hangdoctor.waitgraph import launcher_waits_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,7 +169,7 @@ def warmup_request_unanswered(case: Case) -> Iterator[Finding]:
     everyone = case.everyone
     if not everyone or len(graph.idle) != len(everyone):
         return
-    waits_for = launcher_waits_for(case)
+    waits_for = launcher_waits_for(case.facts, case.engine)
     phase: Phase = "warmup"
     title = "all ranks are idle, and the warm-up request has no answer"
     if waits_for in ("launcher-ready", "controller-ready"):
@@ -340,7 +340,7 @@ def _serves(case: Case) -> bool:
     if not everyone or len(case.graph.idle) != len(everyone) or launcher.dumps < 2:
         return False
     kinds = {wait.id: wait.kind for wait in case.engine.waits}
-    return kinds[launcher.wait[0]] == "idle" and launcher_waits_for(case) is None
+    return kinds[launcher.wait[0]] == "idle" and launcher_waits_for(case.facts, case.engine) is None
 
 
 def _log_of_another_launch(case: Case, earlier: list[RankFacts]) -> Finding:

@@ -21,7 +21,6 @@ from hangdoctor.rules.case import (
     evidence,
     judge,
     last_line,
-    launcher_waits_for,
     line_of,
     linked,
     lock_is_dead,
@@ -34,11 +33,11 @@ from hangdoctor.rules.case import (
     waits_in,
 )
 from hangdoctor.rules.loops import loop_words
+from hangdoctor.waitgraph import launcher_waits_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hangdoctor.engines import Wait
     from hangdoctor.facts import RankFacts
     from hangdoctor.model import FileLock
     from hangdoctor.rules.case import Case
@@ -86,11 +85,6 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     elif suspects[0].blocked:
         does = f"is blocked in {suspects[0].blocked.text}"
     phase = earliest_phase(suspects)
-    limit = next((rank.wait for rank in waiters if rank.wait and rank.wait.limit_s), None)
-    advice = [
-        *_advice_for(suspects),
-        *([_limit_advice(limit, waited_s)] if limit else []),
-    ]
     moving = [rank.name for rank in suspects if rank.moving]
     sure = bool(graph.elsewhere) and bool(graph.waiting)
     untold = _links_unseen(case, suspects)
@@ -118,7 +112,7 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
             *(tuple(f"a stack of {name}" for name in names) if graph.by_elimination else ()),
             *(untold or ()),
         ),
-        advice=tuple(advice),
+        advice=_advice_for(suspects),
     )
     if moving:
         yield _still_moving(finding, moving, suspects)
@@ -142,7 +136,7 @@ def rank_not_built(case: Case) -> Iterator[Finding]:
     suspects = graph.elsewhere
     if not graph.idle or not suspects or graph.waiting or graph.device or graph.unseen:
         return
-    if launcher_waits_for(case) not in ("launcher-ready", "controller-ready"):
+    if launcher_waits_for(case.facts, case.engine) not in ("launcher-ready", "controller-ready"):
         return
     names = tuple(rank.name for rank in suspects)
     built = [rank.name for rank in graph.idle]
@@ -576,8 +570,6 @@ def waiting_for_other_node(case: Case) -> Iterator[Finding]:
         return
     what = "to join the rendezvous" if meeting else f"to join in {_operation(waiting[0])}"
     phase = earliest_phase(waiting)
-    waited_s = max((rank.settled_s or 0.0 for rank in waiting), default=0.0)
-    wait = waiting[0].wait
     finding = Finding(
         rule="waiting-for-other-node",
         verdict="found",
@@ -597,7 +589,6 @@ def waiting_for_other_node(case: Case) -> Iterator[Finding]:
                 if meeting
                 else ("look at the other nodes: hangdoctor diagnose there",)
             ),
-            *([_limit_advice(wait, waited_s)] if wait and wait.limit_s else []),
         ),
     )
     # The other node may still come, minutes later where it must be scheduled and pull an image.
@@ -624,7 +615,6 @@ def all_ranks_in_same_wait(case: Case) -> Iterator[Finding]:
         return
     if any(rank.moving for rank in graph.waiting):
         return
-    wait = graph.waiting[0].wait
     finding = Finding(
         rule="all-ranks-in-same-wait",
         verdict="found",
@@ -644,7 +634,6 @@ def all_ranks_in_same_wait(case: Case) -> Iterator[Finding]:
             "read the log of the first rank that printed something unusual before it",
             "relaunch with NCCL_DEBUG=INFO and count 'Init START' and 'Init COMPLETE' lines",
             "relaunch with NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce, both at once",
-            *([_limit_advice(wait, 0.0)] if wait and wait.limit_s else []),
         ),
     )
     yield judge(case, graph.waiting, finding, needed_s=SYMMETRIC_FACTOR * case.stall_after_s)
@@ -972,13 +961,6 @@ _ADVICE = {
     "child": "see what it has started: ps --forest -o pid,stat,wchan:20,time,args -g {pid}",
     "device": "set CUDA_LAUNCH_BLOCKING=1 and relaunch: the stack then shows the kernel's call",
 }
-
-
-def _limit_advice(wait: Wait, waited_s: float) -> str:
-    limit_s, note = wait.limit_s or 0.0, wait.limit_note
-    left = limit_s - waited_s
-    when = f"in {left:.0f} s" if left > 0 else "any moment now"
-    return f"the engine's own limit of {limit_s:.0f} s ends this wait {when}: {note}".rstrip(": ")
 
 
 def _still_moving(finding: Finding, moving: list[str], suspects: tuple[RankFacts, ...]) -> Finding:

@@ -23,11 +23,24 @@ def test_an_engine_file_decodes_and_has_every_phase_once_and_in_order(name):
 
 @pytest.mark.parametrize("name", engines.names())
 @pytest.mark.parametrize(
-    "kind", ["roles", "milestones", "bars", "signs", "waits", "compilers", "observers"]
+    "kind",
+    ["roles", "milestones", "bars", "signs", "waits", "limits", "compilers", "observers"],
 )
 def test_ids_are_unique_within_their_kind(name, kind):
     ids = [entry.id for entry in getattr(load(name), kind)]
     assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("name", engines.names())
+def test_a_limit_rests_on_waits_milestones_and_options_that_there_are(name):
+    engine = load(name)
+    for limit in engine.limits:
+        assert set(limit.waits) <= {wait.id for wait in engine.waits}, limit.id
+        begins = {limit.begins_with, *limit.begins_after} - {""}
+        assert begins <= {milestone.id for milestone in engine.milestones}, limit.id
+        assert {limit.option, *limit.not_with} - {""} <= set(engine.detect.sizes), limit.id
+        assert limit.waits or limit.frames, limit.id
+        assert limit.seen_in, limit.id
 
 
 @pytest.mark.parametrize("name", engines.names())
@@ -195,11 +208,34 @@ DICTIONARY_FORM = (
 def test_sizes_are_read_from_every_form_of_the_arguments(text):
     sizes = {}
     for name, patterns in SGLANG.detect.sizes.items():
-        match = next(match for pattern in patterns if (match := re.search(pattern, text)))
-        sizes[name] = int(match[1]) if match.re.groups else 1
+        match = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
+        if match:
+            sizes[name] = int(match[1]) if match.re.groups else 1
     expected = {"tp": 8, "pp": 2, "dp": 4, "ep": 8, "nnodes": 2, "node_rank": 1, "dp_attention": 1}
-    assert {name: sizes[name] for name in expected} == expected
+    assert sizes == expected
     assert not engines.matches_any(SGLANG.detect.cpu, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--dist-timeout 90 --watchdog-timeout=600 --soft-watchdog-timeout 60", (90, 600, False)),
+        ("dist_timeout=None, watchdog_timeout=300, soft_watchdog_timeout=9", (None, 300, False)),
+        ("{'dist_timeout': 90, 'watchdog_timeout': 300.0}", (90, 300, False)),
+        ("--disaggregation-mode null --soft-watchdog-timeout 60", (None, None, False)),
+        ("--disaggregation-mode prefill", (None, None, True)),
+        ("disaggregation_mode='null', disaggregation_mode='decode'", (None, None, True)),
+        ("{'disaggregation_mode': 'null'}", (None, None, False)),
+    ],
+)
+def test_options_that_set_a_limit_are_read_from_every_form_of_the_arguments(text, expected):
+    def number(name):
+        patterns = SGLANG.detect.sizes[name]
+        match = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
+        return int(match[1]) if match else None
+
+    other = engines.matches_any(SGLANG.detect.sizes["disaggregation"], text)
+    assert (number("dist_timeout"), number("watchdog_timeout"), other) == expected
 
 
 def test_dp_attention_that_is_off_is_not_read_as_on():

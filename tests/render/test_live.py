@@ -88,6 +88,8 @@ def test_a_hung_launch_in_a_small_terminal():
 HUNG in weights: TP1                                           confidence medium
   TP0 waits in post-load barrier for TP1, which is at ModelRunner.initialize
   (model_runner.py:702)
+  the wait of TP0 ends by itself in 393 s (a limit of 480 s): the ranks that
+  wait end, and the launch with them
   nothing moved for 86 s, watched for 158 s, log silent for 87 s, sglang
 
 Next  1. read the code at ModelRunner.initialize (model_runner.py:702): TP1 does
@@ -105,8 +107,7 @@ Next  1. read the code at ModelRunner.initialize (model_runner.py:702): TP1 does
   0    TP0    idle     0 %   2.3 GiB  123 W
 > 1    TP1    idle     0 %   2.1 GiB  124 W
 
-Log  silent for 87 s, TP0: Load weight end. elapsed=0.35 s,
-     type=DeepseekV3ForCausalLM, avail mem=138.13 GB, mem usage=0.15 GB.
+Log  silent for 87 s, TP0: Load weight end. elapsed=0.35 s, type=DeepseekV3Fo...
      last milestone: weights-end of TP0, 87 s ago"""
     )
 
