@@ -190,10 +190,11 @@ def lock_waits(track: Track, at_s: float) -> tuple[LockWait, ...]:
 def same_wait(before: ThreadWait, now: ThreadWait) -> bool:
     """Tell whether a thread has been in one and the same wait between two looks.
 
-    A wait without a time-out that has slept again in between has come back from it once.
+    A wait without a time-out that has slept again in between has come back from it once. So has a
+    sleep: who polls sleeps again and again.
     """
     slept = (
-        not now.timed
+        (now.call in SLEEPS or not now.timed)
         and now.call not in POLLS | EPOLLS
         and None not in (before.switches, now.switches)
         and before.switches != now.switches

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor.blocked import blocked_threads, lock_circle
+from hangdoctor.calls import SLEEPS
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.frames import place, same_shape
 from hangdoctor.logs.timeline import lacking
@@ -751,10 +752,15 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
         ),
         advice=_advice_for(tuple(still[:1])),
     )
-    # A pipe without anybody at its other end does not come back, nor a lock without an owner; other
-    # silence may be storage's.
-    known = single or all(rank.kernel in PIPE_WAITS or lock_is_dead(rank) for rank in still)
-    needed_s = case.hung_after_s if known else SYMMETRIC_FACTOR * case.stall_after_s
+    # A pipe without anybody at its other end does not come back, nor a lock without an owner, and
+    # nothing outside ends a sleep; other silence may be storage's.
+    needed_s = case.hung_after_s
+    known = all(
+        rank.kernel in PIPE_WAITS or lock_is_dead(rank) or _sleeps(rank, 0.75 * needed_s)
+        for rank in still
+    )
+    if not (single or known):
+        needed_s = SYMMETRIC_FACTOR * case.stall_after_s
     yield judge(case, tuple(still), finding, needed_s=needed_s)
 
 
@@ -815,6 +821,11 @@ def _waited_s(rank: RankFacts) -> float:
         # A watchdog's count tells how long it has stood somewhere, its dump that it is here.
         return rank.counted_s or rank.settled_s or 0.0
     return min(rank.settled_s, rank.held_s if rank.held_s is not None else rank.settled_s)
+
+
+def _sleeps(rank: RankFacts, needed_s: float) -> bool:
+    """Tell whether a rank has been in one and the same sleep for so long."""
+    return rank.blocked is not None and rank.blocked.call in SLEEPS and rank.blocked.for_s >= needed_s
 
 
 def _is_at(rank: RankFacts) -> str:
