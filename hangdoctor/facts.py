@@ -83,7 +83,7 @@ RAS_S = 5.0
 """Counts that differ in a healthy job have moved on after so long."""
 RAS_AGAIN_S = 10.0
 """Where RAS has not answered."""
-WEIGHTS_S, WEIGHTS_SHARE = 2.0, 20.0
+WEIGHTS_S, WEIGHTS_SHARE = 2.0, 10.0
 """Between two looks at the weights, and how much longer than a look that is at the least."""
 CHECKPOINT_S, GROWING_S, UNKNOWN_S = 60.0, 5.0, 15.0
 """The same for the model's files: found, still being downloaded, not found."""
@@ -221,6 +221,8 @@ class Facts(Struct, frozen=True):
         unusable_dumps: files of it that could not be used, with the reason.
         log_moved_at_s: when the log last said something new.
         rank_log_at_s: the same by rank.
+        bars_at_s: when each progress bar last advanced; bar_news: bars that have since the last
+            snapshot.
         stamped_at_s: when the log's newest time stamp was written.
         log_silent_s: time since the log was written at all, whatever it said.
         older_log: what the log held when we came was another launch's.
@@ -255,6 +257,8 @@ class Facts(Struct, frozen=True):
     unusable_dumps: dict[str, Missing] = {}
     log_moved_at_s: float | None = None
     rank_log_at_s: dict[str, float] = {}
+    bars_at_s: dict[str, float] = {}
+    bar_news: frozenset[str] = frozenset()
     stamped_at_s: float | None = None
     log_silent_s: float | None = None
     older_log: bool = False
@@ -539,7 +543,7 @@ def _take_lines(facts: Facts, lines: Sequence[LogLine], engine: Engine) -> Facts
     watchdog says with it. Where another launch begins in the same file, all is new again.
     """
     before, timeline = facts.timeline, advance(facts.timeline, lines, engine)
-    templates, news = facts.templates, dict(facts.news)
+    templates, news, bar_news = facts.templates, dict(facts.news), set(facts.bar_news)
     if timeline.launches != before.launches:
         before, templates, news = Timeline(), frozenset(), {}
         lines = [line for line in lines if line.number >= timeline.first_line]
@@ -562,10 +566,16 @@ def _take_lines(facts: Facts, lines: Sequence[LogLine], engine: Engine) -> Facts
         old = before.bars.get(bar_id)
         if old is None or (bar.runs, bar.done) != (old.runs, old.done):
             news[""] = bar.time_s
+            bar_news.add(bar_id)
     if len(templates) > TEMPLATES_REMEMBERED:
         templates = frozenset()  # start over: an old line counts as new once more
     return msgspec.structs.replace(
-        facts, timeline=timeline, templates=templates | fresh, news=news, muted=muted
+        facts,
+        timeline=timeline,
+        templates=templates | fresh,
+        news=news,
+        muted=muted,
+        bar_news=frozenset(bar_news),
     )
 
 
@@ -597,7 +607,7 @@ _NUMBERS = re.compile(r"\b[0-9a-fA-F]{8,}\b|[0-9.]+")
 
 def _date_news(facts: Facts, snapshot: Snapshot) -> Facts:
     """Say when the log's news were new: now, or before we came."""
-    changes: dict[str, object] = {"news": {}}
+    changes: dict[str, object] = {"news": {}, "bar_news": frozenset()}
     silent_s = None
     if isinstance(snapshot.log, LogPosition):
         silent_s = snapshot.log.silent_s
@@ -615,6 +625,10 @@ def _date_news(facts: Facts, snapshot: Snapshot) -> Facts:
             if stamp is not None and facts.timeline.last_time_s is not None:
                 age_s += max(0.0, facts.timeline.last_time_s - stamp)
         heard[rank] = snapshot.at_s - age_s
+    if facts.bar_news and not (facts.at_s is None and piped):
+        # One that was there before we came is as old as the file at least.
+        at_s = snapshot.at_s - ((silent_s or 0.0) if facts.at_s is None else 0.0)
+        changes["bars_at_s"] = facts.bars_at_s | dict.fromkeys(facts.bar_news, at_s)
     if heard:
         changes["log_moved_at_s"] = max(*heard.values(), facts.log_moved_at_s or -1e12)
         changes["rank_log_at_s"] = facts.rank_log_at_s | heard

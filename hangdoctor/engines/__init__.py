@@ -190,11 +190,19 @@ class Role(Table, frozen=True, kw_only=True):
 
 
 class Bar(Table, frozen=True, kw_only=True):
-    """A progress bar: a pattern with the groups `done` and `total`."""
+    """A progress bar: a pattern with the groups `done` and `total`, and perhaps `item`.
+
+    Attributes:
+        title: what it counts, for people.
+        sizes: patterns of lines before it with all its items in a group `sizes`, numbers between
+            commas; the largest is done first.
+    """
 
     id: str
     phase: Phase
+    title: str
     pattern: str
+    sizes: tuple[str, ...] = ()
     examples: tuple[str, ...]
     seen_in: str
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor import frames, known_issues
-from hangdoctor.engines import ONLY_RANK, PHASES, Milestone, Phase, Sign, load, names, needle
+from hangdoctor.engines import ONLY_RANK, PHASES, Bar, Milestone, Phase, Sign, load, names, needle
 from hangdoctor.launches import expected_ranks, rank_order
 from hangdoctor.logs import stacks
 from hangdoctor.logs.parse import ParserState, finish, parse
@@ -34,6 +34,7 @@ SIGNS_KEPT = 20
 """Signs of each kind that are kept: the first ones. The newest one of each id comes on top."""
 
 _MILESTONES_KEPT = 64
+_POINTS_KEPT = 64
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
@@ -96,6 +97,9 @@ class BarLog(msgspec.Struct, frozen=True):
         done, total: its newest reading.
         number, time_s: where it last advanced.
         runs: how often it began anew: 2 while a second model is loaded.
+        item: what it works on, such as "bs=256".
+        points: its own clock, in seconds, where it first read so many done; the newest last.
+        items: what it worked on when so many were done.
     """
 
     id: str
@@ -105,6 +109,9 @@ class BarLog(msgspec.Struct, frozen=True):
     number: int
     time_s: float | None = None
     runs: int = 1
+    item: str = ""
+    points: tuple[tuple[int, float], ...] = ()
+    items: dict[int, str] = {}
 
 
 class SignSeen(msgspec.Struct, frozen=True):
@@ -164,6 +171,7 @@ class Timeline(msgspec.Struct, frozen=True):
     Attributes:
         ranks: by the rank's name, "" for what is not one rank's.
         bars: by the bar's id.
+        sizes: what a bar will go through, as a line before it says, by the bar's id.
         signs: the first SIGNS_KEPT of each kind and the newest of each id, in the order of the log:
             however many warnings come before an exception, it is there.
         marks: where the patterns and frames of known issues were last seen, by pattern.
@@ -180,6 +188,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
     ranks: dict[str, RankLog] = {}
     bars: dict[str, BarLog] = {}
+    sizes: dict[str, tuple[int, ...]] = {}
     signs: tuple[SignSeen, ...] = ()
     marks: dict[str, Mark] = {}
     launch: Launch = Launch()
@@ -285,6 +294,7 @@ class _Compiled(msgspec.Struct, frozen=True):
 
     Attributes:
         issues, options, frames: of the known issues; frames by their function's name.
+        bars: by their ids; sizes: of what they will go through.
     """
 
     milestones: tuple[tuple[str, re.Pattern[str], Milestone], ...]
@@ -292,10 +302,14 @@ class _Compiled(msgspec.Struct, frozen=True):
     issues: tuple[tuple[str, re.Pattern[str]], ...]
     options: tuple[tuple[str, re.Pattern[str]], ...]
     frames: dict[str, tuple[str, ...]]
+    bars: tuple[tuple[str, re.Pattern[str]], ...]
+    sizes: tuple[tuple[str, str, re.Pattern[str]], ...]
 
 
 @lru_cache(maxsize=8)
-def _compiled(name: str, milestones: tuple[Milestone, ...], signs: tuple[Sign, ...]) -> _Compiled:
+def _compiled(
+    name: str, milestones: tuple[Milestone, ...], signs: tuple[Sign, ...], bars: tuple[Bar, ...]
+) -> _Compiled:
     lists = [part for issue in known_issues.load(name) for part in (issue.when, issue.unless)]
     by_function: dict[str, tuple[str, ...]] = {}
     for place in dict.fromkeys(place for part in lists for place in part.frames):
@@ -309,6 +323,8 @@ def _compiled(name: str, milestones: tuple[Milestone, ...], signs: tuple[Sign, .
         issues=tuple((needle(pattern), re.compile(pattern)) for pattern in patterns),
         options=tuple((needle(pattern), re.compile(pattern)) for pattern in options),
         frames=by_function,
+        bars=tuple((bar.id, re.compile(bar.pattern)) for bar in bars),
+        sizes=tuple((bar.id, needle(p), re.compile(p)) for bar in bars for p in bar.sizes),
     )
 
 
@@ -318,13 +334,14 @@ class _Fold:
     def __init__(self, timeline: Timeline, engine: Engine) -> None:
         self.old = timeline
         self.engine = engine
-        self.compiled = _compiled(engine.name, engine.milestones, engine.signs)
+        self.compiled = _compiled(engine.name, engine.milestones, engine.signs, engine.bars)
         self.changed = False
         self._open(timeline)
 
     def _open(self, timeline: Timeline) -> None:
         self.ranks = dict(timeline.ranks)
         self.bars = dict(timeline.bars)
+        self.sizes = dict(timeline.sizes)
         self.signs: dict[str, list[SignSeen]] = {}
         for seen in timeline.signs:
             self.signs.setdefault(seen.kind, []).append(seen)
@@ -353,6 +370,7 @@ class _Fold:
         return Timeline(
             ranks=self.ranks,
             bars=self.bars,
+            sizes=self.sizes,
             signs=tuple(
                 sorted(itertools.chain(*self.signs.values()), key=lambda seen: seen.number)
             ),
@@ -393,6 +411,9 @@ class _Fold:
             self.tracing = None
         self._add_sign(line, place)
         self._add_marks(line, place)
+        for bar_id, literal, pattern in self.compiled.sizes:
+            if literal in line.text and (match := pattern.search(line.text)):
+                self.sizes[bar_id] = tuple(map(int, re.findall(r"\d+", match["sizes"])))
 
     def _begin(self, line: LogLine) -> None:
         """Take the launch's arguments; a new launch where ranks have begun since the last ones.
@@ -483,6 +504,21 @@ class _Fold:
             self.bars[bar_id] = msgspec.structs.replace(
                 old, done=done, number=line.number, time_s=self.last_time_s
             )
+        self.bars[bar_id] = self._with_clock(self.bars[bar_id], line.text)
+
+    def _with_clock(self, bar: BarLog, text: str) -> BarLog:
+        """Take in what a bar says besides its count: its clock, and what it works on."""
+        match = next(p for bar_id, p in self.compiled.bars if bar_id == bar.id).search(text)
+        item = (match.groupdict().get("item") or "") if match else ""
+        if item != bar.item:
+            items = dict(list(bar.items.items())[-_POINTS_KEPT:])
+            bar = msgspec.structs.replace(bar, item=item, items=items | {bar.done: item})
+        clock = _BAR_CLOCK.search(text, match.end() if match else 0)
+        if clock is None or (bar.points and bar.points[-1][0] >= bar.done):
+            return bar
+        hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        point = (bar.done, 3600.0 * hours + 60 * minutes + seconds)
+        return msgspec.structs.replace(bar, points=(*bar.points[-_POINTS_KEPT:], point))
 
     def _add_sign(self, line: LogLine, place: Place) -> None:
         text = line.text
@@ -599,6 +635,9 @@ def _with_dump(
         return dict(stands)
     return stands | {rank: stacks.see(stands.get(rank), dump)}
 
+
+_BAR_CLOCK = re.compile(r"\[(?:(\d+):)?(\d+):(\d\d)<")
+"""The time that a bar of tqdm has taken, before the time that it thinks is left."""
 
 _QUOTED_FRAME = re.compile(r"\s*(?P<function>[\w.<>]+) \((?P<path>[^\s():]+):(?P<line>\d+)\)")
 """A frame as py-spy prints it, which SGLang's watchdog does into the log."""

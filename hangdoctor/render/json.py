@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hangdoctor import __version__, engines
+from hangdoctor.counts import counts
 from hangdoctor.limits import countdowns
 from hangdoctor.loads import report
 from hangdoctor.model import Gpu, Installation, Missing
@@ -60,6 +61,7 @@ def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, Any]:
         "gpus": [_gpu(index, card, facts) for index, card in sorted(facts.cards.items())],
         "findings": [_finding(finding) for finding in diagnosis.findings],
         "load": _load(facts),
+        "counts": _counts(facts),
         "limits": _limits(facts),
         "waits": [msgspec.to_builtins(link) for link in links(facts)],
         "missing": [
@@ -148,6 +150,33 @@ def _load(facts: Facts) -> dict[str, Any] | None:
     }
 
 
+def _counts(facts: Facts) -> list[dict[str, Any]]:
+    """Return the work that a bar of the log counts."""
+    if facts.engine not in engines.names():
+        return []
+    return [
+        {
+            "count": work.id,
+            "title": work.title,
+            "phase": work.phase,
+            "done": work.done,
+            "total": work.total,
+            "item": work.item or None,
+            "item_s": _rounded(work.item_s),
+            "took_s": [[item, round(seconds, 1)] for item, seconds in work.took],
+            "left": list(work.left),
+            "left_s": _rounded(work.left_s[0] if work.left_s else None),
+            "left_least_s": _rounded(work.left_s[1] if work.left_s else None),
+            "left_most_s": _rounded(work.left_s[2] if work.left_s else None),
+        }
+        for work in counts(facts, engines.load(facts.engine))
+    ]
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 1)
+
+
 def _limits(facts: Facts) -> list[dict[str, Any]]:
     """Return the time-outs that will end a wait by themselves."""
     if facts.engine not in engines.names():
@@ -157,8 +186,8 @@ def _limits(facts: Facts) -> list[dict[str, Any]]:
             "limit": left.id,
             "ranks": list(left.ranks),
             "limit_s": left.limit_s,
-            "left_least_s": None if left.least_s is None else round(left.least_s, 1),
-            "left_most_s": None if left.most_s is None else round(left.most_s, 1),
+            "left_least_s": _rounded(left.least_s),
+            "left_most_s": _rounded(left.most_s),
             "ends": left.ends,
             "message": left.message,
             "unseen": left.unseen or None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hangdoctor.rules import (
     builds,
     collectives,
+    counts,
     deaths,
     device,
     known_issues,
@@ -76,6 +77,7 @@ RULES: tuple[Rule, ...] = (
     machine.machine_short,
     limits.ends_by_itself,
     weights.weights_loading,
+    counts.work_counted,
     builds.compile_running,
     builds.build_stands_still,
     builds.descendant_busy,

@@ -825,7 +825,9 @@ def _waited_s(rank: RankFacts) -> float:
 
 def _sleeps(rank: RankFacts, needed_s: float) -> bool:
     """Tell whether a rank has been in one and the same sleep for so long."""
-    return rank.blocked is not None and rank.blocked.call in SLEEPS and rank.blocked.for_s >= needed_s
+    return (
+        rank.blocked is not None and rank.blocked.call in SLEEPS and rank.blocked.for_s >= needed_s
+    )
 
 
 def _is_at(rank: RankFacts) -> str:

@@ -1,0 +1,67 @@
+"""The rule over work that the log counts: graph capture, compiles, tuning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hangdoctor.counts import counts
+from hangdoctor.findings import Evidence, Finding
+from hangdoctor.units import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hangdoctor.counts import Count
+    from hangdoctor.rules.case import Case
+
+MOST_ITEMS = 12
+
+
+def work_counted(case: Case) -> Iterator[Finding]:
+    """Graphs are captured, or kernels compiled or tuned, and a progress bar counts them.
+
+    What it sees: the bar's count and its own clock, so how long each item took; which item is in
+    progress, and since when; the list of all items, where the log has one.
+    Why it matters: the first item compiles and takes longest; the others tell how long the rest
+    takes. An item that takes many times as long as those before it is where to look.
+    What to do: wait as long as it says. Where one item does not end, start once with graph capture
+    off, or with fewer sizes.
+    """
+    for work in counts(case.facts, case.engine):
+        yield Finding(
+            rule="work-counted",
+            verdict="found",
+            title=count_words(work),
+            ranks=tuple(rank.name for rank in case.facts.ranks if rank.phase == work.phase)[:1],
+            confidence="medium",
+            because=tuple(
+                Evidence(text=text, at_s=case.facts.at_s)
+                for text in (_took_words(work), _left_items(work))
+                if text
+            ),
+        )
+
+
+def count_words(work: Count) -> str:
+    """Say in one sentence how the work stands."""
+    text = f"{work.title}: {work.done} of {work.total} done"
+    if work.item or work.item_s is not None:
+        since = f" for {duration(work.item_s)}" if work.item_s is not None else ""
+        text += f", {work.item or 'the next'} in progress{since}"
+    if work.left_s is None:
+        return text
+    now_s, least_s, most_s = work.left_s
+    if not least_s:
+        return f"{text}; the rest takes {duration(most_s)} at the most"
+    spread = f"({duration(least_s)} to {duration(most_s)})"
+    return f"{text}; the rest takes about {duration(now_s)} {spread}"
+
+
+def _took_words(work: Count) -> str:
+    newest = work.took[-MOST_ITEMS:]
+    return "took: " + ", ".join(f"{item} {s:.0f} s" for item, s in newest) if newest else ""
+
+
+def _left_items(work: Count) -> str:
+    more = f" and {len(work.left) - MOST_ITEMS} more" if len(work.left) > MOST_ITEMS else ""
+    return "to do: " + ", ".join(work.left[:MOST_ITEMS]) + more if work.left else ""
