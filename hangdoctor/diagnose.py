@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hangdoctor.facts import phase_index
 from hangdoctor.findings import Diagnosis, Unseen, weakest
 from hangdoctor.model import Missing
+from hangdoctor.next_steps import choose
 from hangdoctor.rules import PER_REPLICA, RULES
 from hangdoctor.rules.case import make_case, replicas
 
@@ -65,6 +66,7 @@ def diagnose(facts: Facts, engine: Engine) -> Diagnosis:
         confidence=confidence,
         title=_title(case, leading or decisive or _first_doubt(findings), state),
         findings=tuple(ordered),
+        experiments=choose(case, findings, leading) if state in ("hung", "unknown") else (),
         unseen=_unseen(facts),
     )
 

@@ -51,6 +51,7 @@ class Finding(Struct, frozen=True):
         confidence: how sure the rule is of itself.
         because: the evidence.
         needs: what would decide or strengthen it.
+        lacks_s: so much more stillness is needed for that; None where it is not stillness.
         advice: what to do next, cheapest first.
     """
 
@@ -64,7 +65,27 @@ class Finding(Struct, frozen=True):
     confidence: Confidence = "medium"
     because: tuple[Evidence, ...] = ()
     needs: tuple[str, ...] = ()
+    lacks_s: float | None = None
     advice: tuple[str, ...] = ()
+
+
+class Step(Struct, frozen=True):
+    """An experiment that tells causes apart, ready to be made.
+
+    Attributes:
+        id, kind: as in the experiment's table: "wait" and "look" are for the launch as it stands.
+        command: to run, or what to change in the next start.
+        takes_s: about so long; None for a whole start.
+        consent: what it does to the processes; "" for nothing.
+        outcomes: what may be seen, and what that means.
+    """
+
+    id: str
+    kind: Literal["wait", "look", "relaunch"]
+    command: str
+    takes_s: float | None = None
+    consent: str = ""
+    outcomes: tuple[tuple[str, str], ...] = ()
 
 
 class Unseen(Struct, frozen=True):
@@ -83,6 +104,7 @@ class Diagnosis(Struct, frozen=True):
         confidence: of the state and the culprits together.
         title: the verdict in one sentence.
         findings: the decisive one first.
+        experiments: that tell apart the causes which are left, the cheapest first.
         unseen: what could not be observed.
     """
 
@@ -93,6 +115,7 @@ class Diagnosis(Struct, frozen=True):
     confidence: Confidence = "low"
     title: str = ""
     findings: tuple[Finding, ...] = ()
+    experiments: tuple[Step, ...] = ()
     unseen: tuple[Unseen, ...] = ()
 
 

@@ -137,11 +137,18 @@ def rank_load(facts: Facts, rank: RankFacts, engine: Engine) -> RankLoad:
 
 def stalls(facts: Facts, rank: RankFacts) -> bool:
     """Tell whether a rank holds a file of which a part is still to come."""
+    return unread_file(facts, rank) is not None
+
+
+def unread_file(facts: Facts, rank: RankFacts) -> tuple[str, int] | None:
+    """Return the file that a rank holds of which a part is to come, and how much has; or None."""
     read = facts.loading.ranks.get(rank.pid) if facts.loading and rank.pid is not None else None
-    return read is not None and any(
-        file.held and file.size_bytes is not None and _unread(file.read_bytes, file.size_bytes)
-        for file in read.files.values()
-    )
+    held = [
+        (path, file.read_bytes)
+        for path, file in (read.files if read else {}).items()
+        if file.held and file.size_bytes is not None and _unread(file.read_bytes, file.size_bytes)
+    ]
+    return held[-1] if held else None
 
 
 def patience_s(

@@ -16,7 +16,7 @@ from hangdoctor.waitgraph import links
 
 if TYPE_CHECKING:
     from hangdoctor.facts import Facts, RankFacts
-    from hangdoctor.findings import Diagnosis, Finding
+    from hangdoctor.findings import Diagnosis, Finding, Step
     from hangdoctor.gpus import Card
     from hangdoctor.loads import RankLoad
 
@@ -60,6 +60,7 @@ def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, Any]:
         "ranks": [_rank(rank, diagnosis) for rank in facts.ranks],
         "gpus": [_gpu(index, card, facts) for index, card in sorted(facts.cards.items())],
         "findings": [_finding(finding) for finding in diagnosis.findings],
+        "experiments": [_experiment(step) for step in diagnosis.experiments],
         "load": _load(facts),
         "counts": _counts(facts),
         "limits": _limits(facts),
@@ -225,6 +226,17 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "because": [msgspec.to_builtins(item) for item in finding.because],
         "needs": list(finding.needs),
         "advice": list(finding.advice),
+    }
+
+
+def _experiment(step: Step) -> dict[str, Any]:
+    return {
+        "id": step.id,
+        "kind": step.kind,
+        "command": step.command,
+        "takes_s": step.takes_s,
+        "consent": step.consent or None,
+        "outcomes": [{"seen": seen, "means": means} for seen, means in step.outcomes],
     }
 
 

@@ -68,6 +68,9 @@ def to_text(facts: Facts, diagnosis: Diagnosis) -> str:
     if advice:
         lines += ["", "Next"]
         lines += [f"  {number}. {clean(tip)}" for number, tip in enumerate(advice[:6], start=1)]
+    if diagnosis.experiments:
+        lines += ["", "To tell the causes apart, the cheapest first"]
+        lines += [clean(line) for line in _experiment_lines(diagnosis)]
     if diagnosis.unseen:
         lines += ["", "Not seen"]
         lines += [clean(line) for line in _unseen_lines(diagnosis)]
@@ -215,6 +218,17 @@ def _worth_showing(diagnosis: Diagnosis) -> list[Finding]:
             finding for finding in diagnosis.findings[1:] if finding.rule == "files-changed"
         ]
     return [finding for finding in diagnosis.findings if finding.rule != LIMIT_RULE][:5]
+
+
+def _experiment_lines(diagnosis: Diagnosis) -> list[str]:
+    lines = []
+    for number, step in enumerate(diagnosis.experiments, start=1):
+        start = "relaunch with " if step.kind == "relaunch" else ""
+        lines.append(
+            f"  {number}. {start}{step.command}" + (f"  ({step.consent})" * bool(step.consent))
+        )
+        lines += [f"       {seen}: {means}" for seen, means in step.outcomes]
+    return lines
 
 
 def _unseen_lines(diagnosis: Diagnosis) -> list[str]:

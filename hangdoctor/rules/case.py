@@ -200,6 +200,9 @@ def judge(
             verdict="undecided",
             confidence=confidence,
             needs=(*finding.needs, *dict.fromkeys(needs)),
+            lacks_s=None
+            if case.still_enough(needed_s)
+            else max(0.0, needed_s - (case.still_s or 0.0)),
         )
     # A FIFO whose other end nobody has open does not come back, nor a lock without an owner.
     proven = proven or (
