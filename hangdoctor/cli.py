@@ -72,7 +72,7 @@ Good = Annotated[
     typer.Option(
         "--good",
         metavar="FILE",
-        help="Log of a good start here: what is normal. Repeatable.",
+        help="Log or recording of a good start here: what is normal. Repeatable.",
         rich_help_panel=LOOKS,
     ),
 ]

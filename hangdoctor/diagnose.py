@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangdoctor.facts import phase_index
-from hangdoctor.findings import Diagnosis, Unseen, weakest
+from hangdoctor.findings import Diagnosis, Normal, Unseen, weakest
 from hangdoctor.model import Missing
 from hangdoctor.next_steps import choose
 from hangdoctor.rules import PER_REPLICA, RULES
-from hangdoctor.rules.case import make_case, replicas
+from hangdoctor.rules.case import make_case, phase_age_s, replicas
 
 if TYPE_CHECKING:
     from hangdoctor.engines import Engine, Phase
@@ -58,16 +58,32 @@ def diagnose(facts: Facts, engine: Engine) -> Diagnosis:
     ordered = sorted(
         findings, key=lambda finding: (finding is not decisive, finding is not suspicion)
     )
+    phase = phase or _launch_phase(case)
     return Diagnosis(
         state=state,
-        phase=phase or _launch_phase(case),
+        phase=phase,
         culprits=culprits,
         still_s=None if state == "ready" else case.still_s,
         confidence=confidence,
         title=_title(case, leading or decisive or _first_doubt(findings), state),
         findings=tuple(ordered),
+        normal=_normal(case, phase) if state not in ("ready", "dead") else None,
         experiments=choose(case, findings, leading) if state in ("hung", "unknown") else (),
         unseen=_unseen(facts),
+    )
+
+
+def _normal(case: Case, phase: Phase | None) -> Normal | None:
+    """Return how long the launch is in a phase, against what is normal for that."""
+    age_s = phase_age_s(case, phase)
+    if phase is None or age_s is None:
+        return None
+    table = case.engine.phase(phase)
+    return Normal(
+        in_phase_s=age_s,
+        longest_s=table.normal_max_s,
+        by="good logs" if phase in case.facts.header.normal_s else "public reports",
+        note=table.normal_note,
     )
 
 

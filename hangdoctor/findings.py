@@ -95,6 +95,26 @@ class Unseen(Struct, frozen=True):
     missing: Missing
 
 
+class Normal(Struct, frozen=True):
+    """How long the launch is in its phase, against what is normal.
+
+    Attributes:
+        in_phase_s: as seen, or as the log's stamps say.
+        longest_s: the longest that is still normal; by: whether known-good logs of here say so, or
+            public reports, which are generous; note: what that rests on.
+    """
+
+    in_phase_s: float
+    longest_s: float
+    by: Literal["good logs", "public reports"]
+    note: str = ""
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it has lasted longer than is normal."""
+        return self.in_phase_s > self.longest_s
+
+
 class Diagnosis(Struct, frozen=True):
     """The verdict.
 
@@ -104,6 +124,7 @@ class Diagnosis(Struct, frozen=True):
         confidence: of the state and the culprits together.
         title: the verdict in one sentence.
         findings: the decisive one first.
+        normal: how long it is in its phase; None where that is not known, or it is ready.
         experiments: that tell apart the causes which are left, the cheapest first.
         unseen: what could not be observed.
     """
@@ -115,6 +136,7 @@ class Diagnosis(Struct, frozen=True):
     confidence: Confidence = "low"
     title: str = ""
     findings: tuple[Finding, ...] = ()
+    normal: Normal | None = None
     experiments: tuple[Step, ...] = ()
     unseen: tuple[Unseen, ...] = ()
 

@@ -8,9 +8,12 @@ from pathlib import Path
 import msgspec
 
 from hangdoctor import engines
+from hangdoctor.commands.sources import longest_phases
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import derive, step
+from hangdoctor.recording import bare_log
 from hangdoctor.render.json import document
+from hangdoctor.render.text import to_text
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios as told  # test material beside the tests
@@ -62,3 +65,37 @@ def test_json_tells_it_of_each_rank_that_has_a_process(tmp_path):
     assert rank["in_phase_s"] == round(facts.ranks[0].in_phase_s, 1)
     gone = msgspec.structs.replace(facts, tracks={})
     assert step(gone, None, (), SGLANG).ranks[0].in_phase_s is None
+
+
+def test_what_is_normal_is_told_with_who_says_so(tmp_path):
+    recording = launch(tmp_path, {"TP0": LOADS}, log=good_log(["TP0"], "load-end"), seconds=90)
+    facts = derive(recording, SGLANG)
+    found = diagnose(facts, SGLANG)
+    normal = document(facts, found)["normal"]
+    assert abs(normal["in_phase_s"] - (90 - BEGAN_S)) <= 1
+    assert (normal["longest_s"], normal["by"], normal["overdue"]) == (3600, "public reports", False)
+    assert f"{normal['in_phase_s']:.0f} s in weights, up to 60 min is normal, by public" in to_text(
+        facts, found
+    )
+    header = msgspec.structs.replace(recording.header, normal_s={"weights": 20.0})
+    facts = derive(msgspec.structs.replace(recording, header=header), SGLANG)
+    found = diagnose(facts, SGLANG)
+    normal = document(facts, found)["normal"]
+    assert (normal["longest_s"], normal["by"], normal["overdue"]) == (50, "good logs", True)
+    assert found.state == "slow"
+    assert "longer than the 50 s that are normal, by good logs" in to_text(facts, found)
+
+
+def test_a_ready_launch_and_a_bare_log_are_in_no_phase_that_could_be_overdue(tmp_path):
+    idle = {"TP0": Does(stack=told.RECEIVE)}
+    log = good_log(["TP0"], "")
+    ready = launch(tmp_path, idle, log=log, seconds=log[-1][0] + 5, launcher=told.SERVES)
+    for recording in (ready, bare_log(ready.log_path)):
+        assert diagnose(derive(recording, SGLANG), SGLANG).normal is None
+
+
+def test_a_recording_of_a_good_start_says_what_is_normal_as_its_log_does():
+    recording = Path(__file__).parent / "recordings" / "h200-tp2-good-warm"
+    by_log = longest_phases([recording / "server.log"], "sglang")
+    assert longest_phases([recording], "sglang") == by_log
+    assert by_log["weights"] < 10

@@ -18,6 +18,7 @@ from hangdoctor.errors import EvidenceError, InputError, UsageError
 from hangdoctor.logs.timeline import detect_engine, phase_durations
 from hangdoctor.model import Header, LogSource, Missing
 from hangdoctor.recording import (
+    LOG_NAME,
     bare_log,
     check_log,
     is_recording,
@@ -158,7 +159,7 @@ def engine_for(command: Sequence[str], name: str | None) -> Engine:
 
 
 def longest_phases(good: Sequence[Path], engine_name: str | None) -> dict[str, float]:
-    """Return how long each phase took at the longest in known-good logs.
+    """Return how long each phase took at the longest in known-good logs, or recordings' logs.
 
     Raises:
         InputError: one cannot be read, or does not end ready.
@@ -166,7 +167,8 @@ def longest_phases(good: Sequence[Path], engine_name: str | None) -> dict[str, f
     from hangdoctor.facts import derive
 
     longest: dict[str, float] = {}
-    for path in good:
+    for named in good:
+        path = named / LOG_NAME if is_recording(named) else named
         check_log(path)
         with ExitStack() as exits:
             whole = unpacked(path, shown(path), exits)

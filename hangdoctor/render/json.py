@@ -16,7 +16,7 @@ from hangdoctor.waitgraph import links
 
 if TYPE_CHECKING:
     from hangdoctor.facts import Facts, RankFacts
-    from hangdoctor.findings import Diagnosis, Finding, Step
+    from hangdoctor.findings import Diagnosis, Finding, Normal, Step
     from hangdoctor.gpus import Card
     from hangdoctor.loads import RankLoad
 
@@ -60,6 +60,7 @@ def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, Any]:
         "ranks": [_rank(rank, diagnosis) for rank in facts.ranks],
         "gpus": [_gpu(index, card, facts) for index, card in sorted(facts.cards.items())],
         "findings": [_finding(finding) for finding in diagnosis.findings],
+        "normal": _normal(diagnosis.normal),
         "experiments": [_experiment(step) for step in diagnosis.experiments],
         "load": _load(facts),
         "counts": _counts(facts),
@@ -226,6 +227,18 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "because": [msgspec.to_builtins(item) for item in finding.because],
         "needs": list(finding.needs),
         "advice": list(finding.advice),
+    }
+
+
+def _normal(normal: Normal | None) -> dict[str, Any] | None:
+    if normal is None:
+        return None
+    return {
+        "in_phase_s": round(normal.in_phase_s, 1),
+        "longest_s": normal.longest_s,
+        "by": normal.by,
+        "overdue": normal.overdue,
+        "note": normal.note,
     }
 
 

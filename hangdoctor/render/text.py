@@ -12,11 +12,13 @@ from hangdoctor.gpus import COPY_BYTES_PER_S
 from hangdoctor.model import Installation, Missing
 from hangdoctor.render.json import engine_version
 from hangdoctor.rules.case import waits_in
+from hangdoctor.units import duration
 from hangdoctor.waitgraph import links
 
 if TYPE_CHECKING:
+    from hangdoctor.engines import Phase
     from hangdoctor.facts import Facts, RankFacts
-    from hangdoctor.findings import Diagnosis, Evidence, Finding
+    from hangdoctor.findings import Diagnosis, Evidence, Finding, Normal
 
 MOST_RANKS = 16
 MOST_EVIDENCE = 6
@@ -35,6 +37,8 @@ def to_text(facts: Facts, diagnosis: Diagnosis) -> str:
     """
     lines = [verdict_line(diagnosis), f"  {diagnosis.title}"]
     lines.append("  " + ", ".join(how_sure(facts, diagnosis)))
+    if diagnosis.normal:
+        lines.append("  " + _normal_words(diagnosis.normal, diagnosis.phase))
     lines += [f"  {each.title}; {each.because[0].text}" for each in ends_by_itself(diagnosis)]
     if where := _what_runs(facts):
         lines.append("  " + where)
@@ -134,6 +138,17 @@ def how_sure(facts: Facts, diagnosis: Diagnosis) -> list[str]:
     if facts.log_silent_s is not None and facts.log_silent_s >= 1:
         parts.append(f"log silent for {facts.log_silent_s:.0f} s")
     return parts
+
+
+def _normal_words(normal: Normal, phase: Phase | None) -> str:
+    """Say how long it is in its phase, what is normal, and who says so."""
+    said = f"{duration(normal.in_phase_s)} in {phase}, "
+    longest = duration(normal.longest_s)
+    if normal.overdue:
+        said += f"longer than the {longest} that are normal"
+    else:
+        said += f"up to {longest} is normal"
+    return f"{said}, by {normal.by} ({normal.note})"
 
 
 def ends_by_itself(diagnosis: Diagnosis) -> list[Finding]:

@@ -17,7 +17,6 @@ from hangdoctor.rules.case import (
     judge,
     last_line,
     past_normal,
-    phase_age_s,
     signs_of,
     stands,
     to_blame_for_failure,
@@ -262,7 +261,6 @@ def still_progressing(case: Case) -> Iterator[Finding]:
     what = [f"{rank.name} {rank.moved_by}" for rank in moving if rank.moved_by]
     if not what and launcher and launcher.moved_by and not facts.ranks:
         what = [f"the launcher {launcher.moved_by}"]
-    age_s = phase_age_s(case, phase) or 0.0
     title = "overdue, but it moves" if overdue else "it moves"
     yield Finding(
         rule="still-progressing",
@@ -278,10 +276,6 @@ def still_progressing(case: Case) -> Iterator[Finding]:
                     text=f"{rank.name} {rank.moved_by or 'moves'}", rank=rank.name, at_s=facts.at_s
                 )
                 for rank in moving[:4]
-            ),
-            Evidence(
-                text=f"in this phase for {age_s:.0f} s, up to "
-                f"{case.engine.phase(phase or 'start').normal_max_s:.0f} s is normal"
             ),
         ),
         advice=()
