@@ -36,6 +36,12 @@ FIRST_WINDOW_S = 8.0
 GAPS = 4.0
 SAME_RATE = 0.2
 """Two rates that differ by no more are one: the window grows back over the earlier one."""
+LOOKED_INTO_LOOKS = 2
+"""A file that so many looks in a row found open was not only looked into."""
+HIDDEN_FACTOR = 2.0
+"""A file that is read unseen may take so many times as long as the last ones went."""
+MOST_SPREAD = 10.0
+"""Of the rate now, to the lowest that is told: a moment without any says nothing of the rest."""
 READ_SHARE = 0.1
 """A file of which less was seen, and which was closed again, was only looked into."""
 LEAST_BYTES_PER_S = 64 * 1024
@@ -55,12 +61,16 @@ class FileRead(Struct, frozen=True):
         read_bytes: offset, or resident bytes where it is mapped.
         size_bytes: None where not known.
         mapped, held: it is mapped; it was held at the last look.
+        looks: how many looks in a row found it held.
+        passed: it is held, and another one grows in its place.
     """
 
     read_bytes: int = 0
     size_bytes: int | None = None
     mapped: bool = False
     held: bool = True
+    looks: int = 0
+    passed: bool = False
 
 
 class RankRead(Struct, frozen=True):
@@ -144,16 +154,22 @@ class Pace(Struct, frozen=True):
     Attributes:
         per_s: the rate now; low_per_s, high_per_s: over other spans of the time that was watched.
         window_s: what the rate was measured over.
+        ago_s: how long ago that ended: what has come since is not seen.
     """
 
     per_s: float
     low_per_s: float
     high_per_s: float
     window_s: float
+    ago_s: float = 0.0
 
     def left_s(self, left: float) -> tuple[float, float, float]:
         """Return how long so much more will take: as it goes now, at the least, at the most."""
-        return left / self.per_s, left / self.high_per_s, left / self.low_per_s
+        now_s, least_s, most_s = (
+            max(0.0, left / each - self.ago_s)
+            for each in (self.per_s, self.high_per_s, self.low_per_s)
+        )
+        return now_s, least_s, most_s
 
 
 def see_weights(
@@ -223,7 +239,15 @@ def pace(rank: RankRead, at_s: float) -> Pace | None:
     """Return how fast a process reads; None before enough was seen, or where it does not."""
     share = _touched(rank)
     series = [(sample[0], _progress(sample, share)) for sample in rank.samples]
-    return pace_of(series, at_s)
+    hidden_bytes = _hidden_bytes(rank)
+    if not hidden_bytes:
+        return pace_of(series, at_s)
+    # What a read() into memory that was there already brings is not seen before all has come.
+    last_s = _last_advance_s(series)
+    now = pace_of([point for point in series if point[0] <= last_s], last_s)
+    if now is None or at_s - last_s > HIDDEN_FACTOR * hidden_bytes / now.per_s:
+        return pace_of(series, at_s)
+    return msgspec.structs.replace(now, ago_s=at_s - last_s)
 
 
 def pace_of(series: Sequence[tuple[float, float]], at_s: float) -> Pace | None:
@@ -252,7 +276,10 @@ def pace_of(series: Sequence[tuple[float, float]], at_s: float) -> Pace | None:
     gap_s = _gap_s(series, end_s)
     if at_s - _last_advance_s(series) > max(FIRST_WINDOW_S, GAPS * gap_s):
         return None
-    window_s = first = min(span_s, max(FIRST_WINDOW_S, GAPS * gap_s))
+    window_s = min(span_s, max(FIRST_WINDOW_S, GAPS * gap_s))
+    # From an advance on: where they come in steps, half a step more or less is much.
+    from_s = max((t for t in _advances_s(series) if t <= end_s - window_s), default=first_s)
+    window_s = first = end_s - from_s
     rate = _rate(series, end_s - window_s, end_s)
     rates = [rate]
     while window_s < span_s:
@@ -270,7 +297,7 @@ def pace_of(series: Sequence[tuple[float, float]], at_s: float) -> Pace | None:
     rates = [each for each in (*rates, rate) if each > 0]
     return Pace(
         per_s=rate,
-        low_per_s=min(rates) * 0.9,
+        low_per_s=max(0.9 * min(rates), rate / MOST_SPREAD),
         high_per_s=max(rates) * 1.1,
         window_s=window_s,
     )
@@ -284,11 +311,13 @@ def _see_rank(
     at_s: float,
 ) -> RankRead:
     before = old or RankRead(first_at_s=at_s, from_start=not held)
+    reads_whole = any(_came_whole(file) for file in before.files.values())
     files = {
-        path: _let_go(file, before.flight_bytes) if file.held else file
+        path: _let_go(file, before.flight_bytes, reads_whole=reads_whole) if file.held else file
         for path, file in before.files.items()
     }
     offsets_moved = False
+    advanced: set[str] = set()
     for each in held:
         known = before.files.get(each.path, FileRead())
         mapped = each.resident_bytes is not None
@@ -296,9 +325,21 @@ def _see_rank(
         read = max(known.read_bytes if known.mapped == mapped else 0, seen)
         offsets_moved = offsets_moved or (not mapped and read != known.read_bytes)
         size = each.size_bytes if each.size_bytes is not None else sizes.get(each.path)
+        if read > known.read_bytes:
+            advanced.add(each.path)
         files[each.path] = FileRead(
-            read_bytes=read, size_bytes=size or known.size_bytes, mapped=mapped
+            read_bytes=read,
+            size_bytes=size or known.size_bytes,
+            mapped=mapped,
+            looks=known.looks + 1 if known.held else 1,
+            passed=known.passed,
         )
+    if advanced:
+        files |= {
+            path: msgspec.structs.replace(file, passed=path not in advanced)
+            for path, file in files.items()
+            if file.held and file.mapped and file.read_bytes >= READ_SHARE * (file.size_bytes or 0)
+        }
     if len(files) > MOST_LOADED_FILES:
         files = {path: file for path, file in files.items() if file.held}
     changed_hands = {p for p, f in files.items() if f.held} != {
@@ -328,22 +369,43 @@ def _see_rank(
     )
 
 
-def _let_go(file: FileRead, flight_bytes: int) -> FileRead:
+def _hidden_bytes(rank: RankRead) -> int:
+    """Return the size of the file that a process may be reading unseen; 0 for none."""
+    if rank.flight_bytes:
+        return 0
+    return max(
+        (
+            file.size_bytes or 0
+            for file in rank.files.values()
+            if file.held and not file.mapped and not file.read_bytes
+        ),
+        default=0,
+    )
+
+
+def _let_go(file: FileRead, flight_bytes: int, *, reads_whole: bool) -> FileRead:
     """Return a file as it stands once it is held no more.
 
-    One whose bytes were under way in a single read() was closed because all of them had come.
+    One whose bytes were under way in a single read() was closed because all of them had come: they
+    were seen to, or it was held for longer than it takes to look into it, or that is how this
+    process reads.
     """
     size = file.size_bytes or 0
     read = file.read_bytes
-    if size and not file.mapped and read + flight_bytes >= READ_SHARE * size:
-        read = size
-    return msgspec.structs.replace(file, held=False, read_bytes=read)
+    if size and not file.mapped:
+        seen = read + flight_bytes >= READ_SHARE * size
+        read = size if seen or reads_whole or file.looks >= LOOKED_INTO_LOOKS else read
+    return msgspec.structs.replace(file, held=False, passed=False, read_bytes=read)
+
+
+def _came_whole(file: FileRead) -> bool:
+    return not (file.held or file.mapped) and 0 < (file.size_bytes or 0) <= file.read_bytes
 
 
 def _sample(rank: RankRead, at_s: float) -> Sample:
     finished = mapped = other = 0
     for file in rank.files.values():
-        if not file.held:
+        if not file.held or file.passed:
             size = file.size_bytes or file.read_bytes
             finished += size if file.read_bytes >= READ_SHARE * size else file.read_bytes
         elif file.mapped:
@@ -359,7 +421,7 @@ def _touched(rank: RankRead) -> float:
         file
         for file in rank.files.values()
         if file.mapped
-        and not file.held
+        and (not file.held or file.passed)
         and file.size_bytes
         and file.read_bytes >= READ_SHARE * file.size_bytes
     ]
@@ -413,15 +475,14 @@ def _at(series: Sequence[tuple[float, float]], at_s: float) -> float:
 
 def _gap_s(series: Sequence[tuple[float, float]], end_s: float) -> float:
     """Return the usual time between two advances in the last minute."""
-    advances = [
-        point[0]
-        for before, point in itertools.pairwise(series)
-        if point[1] > before[1] and point[0] >= end_s - 60
-    ]
+    advances = [at_s for at_s in _advances_s(series) if at_s >= end_s - 60]
     gaps = [later - earlier for earlier, later in itertools.pairwise(advances)]
     return sorted(gaps)[len(gaps) // 2] if gaps else 0.0
 
 
 def _last_advance_s(series: Sequence[tuple[float, float]]) -> float:
-    advances = [point[0] for before, point in itertools.pairwise(series) if point[1] > before[1]]
-    return advances[-1] if advances else series[0][0]
+    return max(_advances_s(series), default=series[0][0])
+
+
+def _advances_s(series: Sequence[tuple[float, float]]) -> list[float]:
+    return [point[0] for before, point in itertools.pairwise(series) if point[1] > before[1]]

@@ -189,7 +189,7 @@ def test_looks_at_the_weights_are_made_while_ranks_load_and_no_oftener_than_they
     facts = derive(loads(tmp_path, (0, reads(2e6)), seconds=20), SGLANG)
     assert next_looks(facts)["weights"] == 2
     dear = msgspec.structs.replace(facts.loading, took_s=0.5)
-    assert next_looks(msgspec.structs.replace(facts, loading=dear))["weights"] == 10
+    assert next_looks(msgspec.structs.replace(facts, loading=dear))["weights"] == 5
     ready = derive(
         launch(tmp_path / "b", {"TP0": Does(stack=told.RECEIVE)}, log=None, seconds=20), SGLANG
     )
@@ -237,3 +237,49 @@ def test_a_rank_that_only_sleeps_is_hung_without_full_confidence_before_150_s(tm
     }
     assert {word for at_s, word in sure.items() if at_s < 145} == {"medium"}
     assert {word for at_s, word in sure.items() if at_s > 165} == {"high"}
+
+
+def whole_reads(seconds, *, visible):
+    """Return what is seen of a process that reads a file of 100 MB by one call every ten seconds.
+
+    Its memory shows that only where it asked the kernel for a new buffer.
+    """
+    loading = None
+    for at_s in range(0, seconds, 2):
+        number, part_s = divmod(at_s, 10)
+        held = {7: (HeldFile(f"/m/{number}.safetensors", 100_000_000, 0, None),)}
+        private = {7: 1_000_000_000 + (part_s * 10_000_000 if visible(number) else 0)}
+        loading, _ = see_weights(loading, Weights(held=held), private, float(at_s))
+    return loading.ranks[7], float(seconds - 2)
+
+
+@pytest.mark.parametrize(
+    "visible",
+    [lambda _: True, lambda number: number < 2, lambda _: False],
+    ids=["always", "at first", "never"],
+)
+def test_whole_reads_tell_their_rate_also_where_memory_is_used_anew(visible):
+    for seconds in range(46, 58, 2):
+        rank, at_s = whole_reads(seconds, visible=visible)
+        assert pace(rank, at_s).per_s == pytest.approx(10e6, rel=0.15), seconds
+        left_s = pace(rank, at_s).left_s(1e9 - read_bytes(rank))[0]
+        assert left_s == pytest.approx((1e9 - 10e6 * at_s) / 10e6, rel=0.15), seconds
+
+
+def test_a_file_that_is_read_unseen_for_far_too_long_has_no_rate():
+    rank, at_s = whole_reads(50, visible=lambda _: False)
+    assert pace(rank, at_s + 60) is None
+
+
+def test_a_mapped_file_that_another_grows_after_counts_as_read():
+    loading = None
+    for at_s in range(0, 40, 2):
+        number, part = divmod(at_s * 10_000_000, 100_000_000)
+        held = [
+            HeldFile(f"/m/{n}.safetensors", 125_000_000, None, 100_000_000) for n in range(number)
+        ]
+        held.append(HeldFile(f"/m/{number}.safetensors", 125_000_000, None, part))
+        loading, _ = see_weights(loading, Weights(held={7: tuple(held)}), {}, float(at_s))
+    (rank,) = loading.ranks.values()
+    assert read_bytes(rank) == pytest.approx(3 * 125e6 + 0.8 * 125e6, rel=0.01)
+    assert pace(rank, 38.0).per_s == pytest.approx(12.5e6, rel=0.1)

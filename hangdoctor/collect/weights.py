@@ -45,7 +45,7 @@ MOST_LINKS = 20
 INDEX_LIMIT_BYTES = 64 << 20
 """The index of a checkpoint of 100,000 tensors has 10 MB."""
 
-_WITHIN_S = {"held": 2.0, "sizes": 0.4, "cached": 0.8, "checkpoint": 1.6}
+_WITHIN_S = {"held": 2.0, "sizes": 0.2, "cached": 0.8, "checkpoint": 1.6}
 _held: Bounded[tuple[int, int], tuple[HeldFile, ...] | Missing | None] = Bounded()
 _sizes: Bounded[str, int | None] = Bounded()
 _known_sizes: dict[str, int] = {}  # by path below /proc: what is not known is asked again, no more
@@ -78,11 +78,16 @@ def read(look: Look) -> Weights:
         files = found.get(key, _BLOCKED)
         if files is not None:
             held[pid] = files
-    held = _with_sizes(look.proc, held, mounts)
     first = next(iter(keys.values()), None)
     checkpoint = None
     if look.checkpoint and first is not None:
         checkpoint = _find_checkpoint(look, first, held)
+    if isinstance(checkpoint, Checkpoint):
+        # What storage has told once it need not tell again, while it may be busy with the load.
+        for pid in held:
+            for file in checkpoint.files:
+                _known_sizes[f"{look.proc}/{pid}/root{file.path}"] = file.size_bytes
+    held = _with_sizes(look.proc, held, mounts)
     return Weights(checkpoint=checkpoint, held=held)
 
 
@@ -212,7 +217,7 @@ def _with_sizes(
         if isinstance(files, tuple)
         for file in files
     }
-    if len(_known_sizes) > MOST_FILES:
+    if len(_known_sizes) > MOST_FILES * len(held):
         _known_sizes.clear()
     asked = {path: partial(_size, at) for path, (at, _) in where.items() if at not in _known_sizes}
     sizes = _sizes.run(asked, within_s=_WITHIN_S["sizes"])

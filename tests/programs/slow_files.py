@@ -28,6 +28,7 @@ OPENDIR, READDIR, RELEASEDIR, INTERRUPT, BATCH_FORGET = 27, 28, 29, 36, 42
 ENOENT, ENOSYS = 2, 38
 ROOT = 1
 FUSE_ASYNC_READ = 1
+FOPEN_KEEP_CACHE = 2  # else each rank that opens a file makes the others read it once more
 FOREVER = (3600, 0)
 CHUNK = 128 << 10
 
@@ -47,7 +48,7 @@ class Server:
         handlers = {
             LOOKUP: self.lookup,
             GETATTR: lambda node, _: struct.pack("<QII", *FOREVER, 0) + self.attributes(node),
-            OPEN: lambda *_: struct.pack("<QII", 0, 0, 0),
+            OPEN: lambda *_: struct.pack("<QII", 0, FOPEN_KEEP_CACHE, 0),
             OPENDIR: lambda *_: struct.pack("<QII", 0, 0, 0),
             READ: self.read,
             READDIR: self.read_directory,

@@ -123,7 +123,7 @@ class Environment:
     Attributes:
         root: of the virtual environment; read-only for tests.
         model: directory of the tiny model, three shards; read-only too.
-        large_model: the same of 60 MB, made when it is first asked for.
+        large_model: the same of 300 MB, made when it is first asked for.
     """
 
     root: Path
@@ -131,7 +131,8 @@ class Environment:
 
     @property
     def large_model(self) -> Path:
-        return _made_model(_cache(), self.root, "large")
+        with _locked_cache() as cache:
+            return _made_model(cache, self.root, "large")
 
     @property
     def python(self) -> Path:
@@ -405,17 +406,19 @@ def environment() -> Environment:
     Raises:
         RuntimeError: it cannot be installed; with the output of pip.
     """
-    cache = _cache()
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked_cache() as cache:
         root = _existing() or _installed(cache)
         return Environment(root=root, model=_made_model(cache, root))
 
 
-def _cache() -> Path:
+@contextlib.contextmanager
+def _locked_cache() -> Iterator[Path]:
+    """Give the directory of what is made once, while nobody else makes it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hangdoctor"
     cache.mkdir(parents=True, exist_ok=True)
-    return cache
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield cache
 
 
 def _existing() -> Path | None:

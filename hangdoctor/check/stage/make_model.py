@@ -2,7 +2,8 @@
 
 python make_model.py DIRECTORY [large]
 
-The large one has 60 MB: it can be read slowly, and still be seen to come.
+The large one has 300 MB in shards of 48 MB: above 32 MB an allocation is the kernel's own, as with
+real shards, so that a shard that is read whole can be seen to come.
 """
 
 import json
@@ -23,7 +24,7 @@ def main(directory: Path, *, large: bool) -> None:
     model = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(directory), torch_dtype=torch.float32
     )
-    model.save_pretrained(directory, max_shard_size="8MB" if large else "500KB")
+    model.save_pretrained(directory, max_shard_size="48MB" if large else "500KB")
     # save_pretrained rewrites the config its own way; SGLang gets the one above.
     _write(directory / "config.json", config)
     _write(directory / "generation_config.json", ids)
@@ -69,7 +70,7 @@ def describe(directory: Path, *, large: bool = False) -> tuple[dict, dict]:
         "n_routed_experts": 16 if large else 4,
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 1024 if large else 32,
+        "moe_intermediate_size": 5632 if large else 32,
         "first_k_dense_replace": 1,
         "moe_layer_freq": 1,
         "n_group": 1,
