@@ -20,6 +20,7 @@ from hangdoctor.busy import Busy, Loop, find_loop
 from hangdoctor.collectives import Collectives, compare
 from hangdoctor.engines import (
     PHASES,
+    Cache,
     Engine,
     Phase,
     Role,
@@ -41,6 +42,7 @@ from hangdoctor.logs.stacks import is_part
 from hangdoctor.logs.timeline import RankLog, Timeline, advance, logged_stands, phase_of
 from hangdoctor.model import (
     SECTIONS,
+    Caches,
     FileLock,
     FlightRecorder,
     Frame,
@@ -87,6 +89,7 @@ WEIGHTS_S, WEIGHTS_SHARE = 2.0, 10.0
 """Between two looks at the weights, and how much longer than a look that is at the least."""
 CHECKPOINT_S, GROWING_S, UNKNOWN_S = 60.0, 5.0, 15.0
 """The same for the model's files: found, still being downloaded, not found."""
+CACHES_S = 5.0
 DUMPS_S = 30.0
 """PyTorch writes its dumps once, minutes after a collective got stuck."""
 
@@ -200,6 +203,20 @@ class MemoryUse(Struct, frozen=True):
         return self.used_bytes / self.limit_bytes
 
 
+class CacheSeen(Struct, frozen=True):
+    """A cache of a kernel compiler.
+
+    Attributes:
+        path, newest_wall_s: as in CacheDirectory.
+        grew_at_s: when it was last seen to grow; times: how often it was.
+    """
+
+    path: str
+    newest_wall_s: float
+    grew_at_s: float | None = None
+    times: int = 0
+
+
 class Facts(Struct, frozen=True):
     """All that is known after the last snapshot.
 
@@ -216,6 +233,7 @@ class Facts(Struct, frozen=True):
         parents: titles of what stands above the processes, by pid.
         cards: GPUs by index.
         host: first and last view of the machine; memory_peak: the tightest that memory was.
+        caches: of kernel compilers, by their id.
         ras: what NCCL's RAS counts; None where it was not asked, or did not answer.
         collectives: what the Flight Recorder's dumps say; None where none was read.
         unusable_dumps: files of it that could not be used, with the reason.
@@ -252,6 +270,7 @@ class Facts(Struct, frozen=True):
     host: Host | None = None
     memory_peak: MemoryUse | None = None
     loading: Loading | None = None
+    caches: dict[str, CacheSeen] = {}
     ras: Ras | None = None
     collectives: Collectives | None = None
     unusable_dumps: dict[str, Missing] = {}
@@ -392,6 +411,7 @@ def step(facts: Facts, snapshot: Snapshot | None, blocks: Iterable[bytes], engin
         facts = _see_stacks(facts, snapshot, engine)
         facts = _see_waits(facts, snapshot)
         facts = _see_weights(facts, snapshot)
+        facts = _see_caches(facts, snapshot, engine)
         facts = _see_gpus(facts, snapshot)
         if isinstance(snapshot.host, Host):
             facts = _see_host(facts, snapshot.host, snapshot.at_s)
@@ -438,6 +458,8 @@ def next_looks(facts: Facts) -> dict[str, float]:
         known = loading is not None and loading.checkpoint is not None
         growing = loading is not None and loading.unfinished
         looks["checkpoint"] = GROWING_S if growing else CHECKPOINT_S if known else UNKNOWN_S
+    if any(rank.compiling for rank in facts.ranks):
+        looks["caches"] = CACHES_S
     if stuck and facts.cards and not facts.cpu_launch:
         looks["nccl_ras"] = RAS_S if facts.ras else RAS_AGAIN_S
         looks["flight_recorder"] = DUMPS_S
@@ -879,6 +901,39 @@ def _see_weights(facts: Facts, snapshot: Snapshot) -> Facts:
                 f"reads {rate(bytes_per_s)} of {file or 'weights'}",
             )
     return msgspec.structs.replace(facts, loading=loading, tracks=known)
+
+
+def _see_caches(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
+    """Let a compiler's cache that grows count as progress of the ranks that run its code.
+
+    Another launch may fill the same cache: a rank that uses no CPU does not.
+    """
+    if not isinstance(snapshot.caches, Caches):
+        return facts
+    at_s = snapshot.at_s
+    seen, known = dict(facts.caches), dict(facts.tracks)
+    for cache in engine.caches:
+        now, before = snapshot.caches.by_id.get(cache.id), facts.caches.get(cache.id)
+        if now is None:
+            continue
+        old = before or CacheSeen(path=now.path, newest_wall_s=now.newest_wall_s)
+        grew = now.newest_wall_s > old.newest_wall_s
+        seen[cache.id] = CacheSeen(
+            path=now.path,
+            newest_wall_s=max(now.newest_wall_s, old.newest_wall_s),
+            grew_at_s=at_s if grew else old.grew_at_s,
+            times=old.times + grew,
+        )
+        for pid, track in known.items() if grew else ():
+            used_pct = (track.cpu_pct or 0) + (track.children_pct or 0)
+            if track.rank and used_pct >= WORK_PCT and runs_code(track.stack, cache):
+                known[pid] = tracks.moved(track, at_s, f"{cache.title} fills its cache {now.path}")
+    return msgspec.structs.replace(facts, caches=seen, tracks=known)
+
+
+def runs_code(stack: tuple[Frame, ...] | None, cache: Cache) -> bool:
+    """Tell whether a stack goes through the code of the compiler that fills a cache."""
+    return any(part in f"/{frame.path}" for frame in stack or () for part in cache.code)
 
 
 def _see_gpus(facts: Facts, snapshot: Snapshot) -> Facts:

@@ -150,6 +150,7 @@ class Live:
             wall_s=round(time.time(), 3),
             model=model_of(self.facts, self.engine),
             loaders=loaders(self.facts),
+            cache_places={cache.id: cache.places for cache in self.engine.caches},
         )
         self._looked_s |= dict.fromkeys(due, at_s)
         # The exit before the log: what a command said last is there by then.

@@ -480,6 +480,26 @@ class Weights(Struct, frozen=True, tag="weights"):
     held: dict[int, tuple[HeldFile, ...] | Missing] = {}
 
 
+class CacheDirectory(msgspec.Struct, frozen=True, array_like=True):
+    """A cache of a kernel compiler.
+
+    Attributes:
+        path: as the launch sees it.
+        newest_wall_s: the newest time stamp of its directories, as far as they were looked at.
+        directories: how many that were; a cache can have more.
+    """
+
+    path: str
+    newest_wall_s: float
+    directories: int
+
+
+class Caches(Struct, frozen=True, tag="caches"):
+    """The caches of kernel compilers that are there, by their id in engines/*.toml."""
+
+    by_id: dict[str, CacheDirectory] = {}
+
+
 class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
     """A compute process on a card.
 
@@ -734,6 +754,7 @@ SECTIONS = (
     "stacks",
     "waits",
     "weights",
+    "caches",
     "gpus",
     "host",
     "nccl_ras",
@@ -761,6 +782,7 @@ class Snapshot(Struct, frozen=True):
     stacks: Stacks | Missing | None = None
     waits: Waits | Missing | None = None
     weights: Weights | Missing | None = None
+    caches: Caches | Missing | None = None
     gpus: Gpus | Missing | None = None
     host: Host | Missing | None = None
     nccl_ras: NcclRas | Missing | None = None

@@ -251,9 +251,9 @@ def thin(state: Thinned, new: Snapshot) -> tuple[Thinned, bool]:
     A pending snapshot is dropped where it tells nothing that its neighbours do not: same
     processes in the same states, same stacks, same log, and its neighbours at most MAX_GAP_S
     apart. Counters are cumulative, so that what they count is never lost, only dated later. Stacks,
-    waits, weights, descriptors, the machine, NCCL and its dumps are not looked at each time: a look
-    at them goes only where the one before it or the next one tells the same, since the looks after
-    it may tell nothing.
+    waits, weights, caches, descriptors, the machine, NCCL and its dumps are not looked at each
+    time: a look at them goes only where the one before it or the next one tells the same, since the
+    looks after it may tell nothing.
     """
     kept, pending = state.kept, state.pending
     host = pending.host if pending and pending.host is not None else state.host
@@ -267,6 +267,7 @@ def thin(state: Thinned, new: Snapshot) -> tuple[Thinned, bool]:
         and pending.stacks in (None, new.stacks)
         and pending.waits in (None, new.waits)
         and pending.weights in (None, new.weights)
+        and pending.caches in (None, new.caches)
         and seen in (None, state.files)
         and pending.nccl_ras in (None, new.nccl_ras)
         and pending.flight_recorder in (None, new.flight_recorder)

@@ -19,7 +19,8 @@ from looks import Watch, child_of, has_used, told_by
 from hangdoctor import engines
 from hangdoctor.collect import Observer, procfs
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, derive, step
+from hangdoctor.facts import begin, derive, next_looks, step
+from hangdoctor.model import CacheDirectory, Caches
 
 sys.path.insert(0, str(Path(__file__).parent))
 import logged
@@ -61,7 +62,9 @@ def test_a_compiler_counts_as_long_as_it_works_and_is_named_with_its_file(tmp_pa
     found = list(diagnoses(recording))
     assert {each.state for each in found[30:]} <= {"starting", "slow"}
     compiling = told_by(found[-1], "compile-running")
-    assert compiling.title == "TP1 compiles moe_gemm.cu: cicc at work below it (97 % CPU)"
+    assert compiling.title == (
+        "TP1 compiles moe_gemm.cu: cicc at work below it (97 % CPU); TP0 waits for it meanwhile"
+    )
 
 
 def test_a_helper_that_is_no_compiler_counts_for_two_minutes_only(tmp_path):
@@ -296,3 +299,54 @@ def test_another_users_build_is_seen_as_a_compile_too(program):
         )
     assert "Traceback" not in done.stderr
     assert "TP0 compiles moe.cpp: cc1plus" in done.stdout
+
+
+def compiles_itself(tmp_path, *, grows, cpu_pct=100.0, stack=told.TRITON_COMPILE, seconds=300):
+    """Return a launch one rank of which is in Triton's own code; its cache may grow meanwhile."""
+    does = Does(stack=stack, state="R", cpu_pct=cpu_pct)
+    recording = launch(tmp_path, {"TP0": WAITS, "TP1": does}, log=LOG, seconds=seconds)
+
+    def cached(snapshot):
+        at_s = snapshot.at_s if grows else 0.0
+        cache = CacheDirectory("/root/.triton/cache", snapshot.wall_s - snapshot.at_s + at_s, 7)
+        due = snapshot.at_s % 5 == 0
+        return msgspec.structs.replace(
+            snapshot, caches=Caches(by_id={"triton": cache}) if due else None
+        )
+
+    return msgspec.structs.replace(recording, snapshots=tuple(map(cached, recording.snapshots)))
+
+
+def test_a_rank_that_compiles_itself_moves_while_its_cache_grows(tmp_path):
+    found = list(diagnoses(compiles_itself(tmp_path, grows=True)))
+    assert {each.state for each in found[60:]} == {"starting"}
+    compiling = told_by(found[-1], "compile-running")
+    assert compiling.verdict == "found"
+    assert "Triton's cache /root/.triton/cache grew 0 s ago" in compiling.title
+    assert compiling.title.endswith("; TP0 waits for it meanwhile")
+
+
+def test_a_cache_that_does_not_grow_leaves_it_open_whether_it_compiles(tmp_path):
+    found = verdict(compiles_itself(tmp_path, grows=False))
+    assert found.state == "unknown"
+    compiling = told_by(found, "compile-running")
+    assert compiling.verdict == "undecided"
+    assert compiling.because[0].text == "Triton's cache /root/.triton/cache did not grow"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"cpu_pct": 0.0}, {"stack": told.CAPTURE}],
+    ids=["uses no CPU", "is in no compiler's code"],
+)
+def test_a_cache_that_another_launch_fills_moves_no_rank(other, tmp_path):
+    recording = compiles_itself(tmp_path, grows=True, **other)
+    facts = derive(recording, SGLANG)
+    assert facts.rank("TP1").moving is False
+    assert facts.rank("TP1").still_s > 200
+
+
+def test_caches_are_looked_at_while_a_rank_compiles(tmp_path):
+    assert next_looks(derive(compiles_itself(tmp_path, grows=True, seconds=50), SGLANG))["caches"]
+    reads = launch(tmp_path / "b", {"TP0": Does(stack=told.MMAP)}, log=LOG, seconds=50)
+    assert "caches" not in next_looks(derive(reads, SGLANG))

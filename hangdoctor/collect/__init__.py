@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hangdoctor.collect import (
+    caches,
     flight_recorder,
     gpus,
     host,
@@ -26,7 +27,17 @@ from hangdoctor.collect import (
 from hangdoctor.collect.exits import Exits
 from hangdoctor.collect.look import Job, Look
 from hangdoctor.collect.worker import Worker, ask_all
-from hangdoctor.model import Gpus, Host, Missing, Processes, Snapshot, Stacks, Waits, Weights
+from hangdoctor.model import (
+    Caches,
+    Gpus,
+    Host,
+    Missing,
+    Processes,
+    Snapshot,
+    Stacks,
+    Waits,
+    Weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +65,9 @@ COLLECTORS: dict[str, Job] = {
     ),
     "weights": Job(
         read=weights.read, request=Look, reply=Weights | Missing, deadline_s=6.0, fills="weights"
+    ),
+    "caches": Job(
+        read=caches.read, request=Look, reply=Caches | Missing, deadline_s=4.0, fills="caches"
     ),
     "gpus": Job(read=gpus.read, request=Look, reply=Gpus | Missing, deadline_s=5.0, fills="gpus"),
     "host": Job(read=host.read, request=Look, reply=Host | Missing, deadline_s=2.0, fills="host"),
@@ -134,6 +148,7 @@ class Observer:
         wall_s: float,
         model: str = "",
         loaders: tuple[int, ...] = (),
+        cache_places: dict[str, tuple[str, ...]] | None = None,
     ) -> Snapshot:
         """Ask the collectors that are due, all at once, and return what they say.
 
@@ -144,6 +159,7 @@ class Observer:
             wall_s: seconds since 1970.
             model: as in Look.
             loaders: as in Look.
+            cache_places: as `caches` in Look.
 
         Returns:
             A snapshot whose other sections are None.
@@ -161,6 +177,7 @@ class Observer:
             checkpoint="checkpoint" in due,
             model=model,
             loaders=loaders,
+            caches=cache_places or {},
         )
         asked = {name: self._worker(name) for name in COLLECTORS if name in names}
         # Nobody else shall see a thread in the moment in which it is stopped to be peeked at.

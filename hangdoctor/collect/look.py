@@ -24,6 +24,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint: look for the model's files, too.
         model: path or name of the model, as the launch was told; "" where that is not known.
         loaders: pids of the processes that may load weights.
+        caches: of each cache of a kernel compiler, by its id, the places where it may be.
     """
 
     proc: str = "/proc"
@@ -37,6 +38,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: bool = False
     model: str = ""
     loaders: tuple[int, ...] = ()
+    caches: dict[str, tuple[str, ...]] = {}
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -236,6 +236,23 @@ class Program(Pattern, frozen=True, kw_only=True):
     pool: bool = False
 
 
+class Cache(Table, frozen=True, kw_only=True):
+    """Where a kernel compiler keeps what it has made.
+
+    Attributes:
+        title: of the compiler, for people.
+        places: directories, with `$VARIABLE`s of the launcher's environment; the first counts whose
+            variables are all set.
+        code: parts of paths of the compiler's own code, a rank in which may fill it.
+    """
+
+    id: str
+    title: str
+    places: tuple[str, ...]
+    code: tuple[str, ...]
+    seen_in: str
+
+
 class Detect(Table, frozen=True, kw_only=True):
     """How the engine is recognised.
 
@@ -301,6 +318,7 @@ class Engine(Table, frozen=True, kw_only=True):
     compile_paths: tuple[str, ...] = ()
     compilers: tuple[Program, ...] = ()
     observers: tuple[Program, ...] = ()
+    caches: tuple[Cache, ...] = ()
 
     def phase(self, phase_id: str) -> PhaseTable:
         """Return the table of a phase.
@@ -319,6 +337,7 @@ class Common(Table, frozen=True, kw_only=True):
     compile_paths: tuple[str, ...] = ()
     compilers: tuple[Program, ...] = ()
     observers: tuple[Program, ...] = ()
+    caches: tuple[Cache, ...] = ()
 
 
 @cache
@@ -344,6 +363,7 @@ def load(name: str) -> Engine:
         compile_paths=engine.compile_paths + common.compile_paths,
         compilers=engine.compilers + common.compilers,
         observers=engine.observers + common.observers,
+        caches=engine.caches + common.caches,
     )
 
 

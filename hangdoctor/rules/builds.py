@@ -6,8 +6,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 from hangdoctor.engines import is_compiler_pool
-from hangdoctor.facts import HELP_FACTOR, WORK_PCT
-from hangdoctor.findings import Evidence, Finding
+from hangdoctor.facts import HELP_FACTOR, WORK_PCT, runs_code
+from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.rules.case import evidence
 from hangdoctor.tracks import lives
 
@@ -23,18 +23,22 @@ SOURCES = (".cu", ".cpp", ".cc", ".cxx", ".c", ".hip", ".cuh", ".ptx", ".ll", ".
 
 
 def compile_running(case: Case) -> Iterator[Finding]:
-    """Compilers run below a rank.
+    """Compilers run below a rank, or inside it.
 
     What it sees: descendants such as nvcc, cicc, ptxas, ninja, cc1plus or inductor workers that
-    use CPU: what each compiles, how much CPU it uses, and how long it has been there.
+    use CPU: what each compiles, how much CPU it uses, and how long it has been there. Or a rank
+    that is busy in a compiler's own code, such as Triton's; and whether its cache grows.
     Why it matters: the rank itself looks idle, and its peers wait, but this is slow and not hung.
-    On cold caches SGLang was silent for 27 to 41 s, DeepGEMM sessions take 10 to 20 minutes.
-    What to do: wait; keep the caches on a local disk for the next time.
+    On cold caches SGLang was silent for 27 to 41 s, DeepGEMM sessions take 10 to 20 minutes. Where
+    one rank compiles and another waits for it, the one's cache is cold and the other's is warm.
+    What to do: wait; keep the caches on a local disk for the next time, one for all ranks.
     """
     for name, rank, owner in _owners(case):
         busy = [track for track in _below(case, owner) if track.compiles and _works(track)]
         busy.sort(key=lambda track: -(track.cpu_pct or 0))
         if not busy:
+            if rank is not None and rank.compiling and _works(owner):
+                yield _compiles_itself(case, rank)
             continue
         first = busy[0]
         subject = subject_of(first.process.title)
@@ -44,7 +48,7 @@ def compile_running(case: Case) -> Iterator[Finding]:
             rule="compile-running",
             verdict="found",
             title=f"{name} compiles{f' {subject}' if subject else ''}: {first.process.comm}{more} "
-            f"at work below it ({total:.0f} % CPU{_since(first)})",
+            f"at work below it ({total:.0f} % CPU{_since(first)})" + _out_of_step(case, rank),
             ranks=(rank.name,) if rank else (),
             phase=rank.phase if rank else None,
             confidence="high",
@@ -180,6 +184,43 @@ def subject_of(title: str) -> str:
     if "-C" in after:
         return after["-C"]
     return (after.get("-o") or "").rpartition("/")[2]
+
+
+def _compiles_itself(case: Case, rank: RankFacts) -> Finding:
+    caches = [
+        (cache.title, case.facts.caches[cache.id])
+        for cache in case.engine.caches
+        if cache.id in case.facts.caches and runs_code(rank.stack, cache)
+    ]
+    grew = [
+        f"{title}'s cache {seen.path} grew {(case.facts.at_s or 0.0) - seen.grew_at_s:.0f} s ago"
+        for title, seen in caches
+        if seen.grew_at_s is not None
+    ]
+    still = [f"{title}'s cache {seen.path} did not grow" for title, seen in caches]
+    said = f"; {grew[0]}" if grew else ""
+    return Finding(
+        rule="compile-running",
+        verdict="found" if grew else "undecided",
+        title=f"{rank.name} is busy in a compiler, at {rank.place}{said}{_out_of_step(case, rank)}",
+        ranks=(rank.name,),
+        phase=rank.phase,
+        confidence="medium" if grew else "low",
+        because=tuple(
+            Evidence(text=text, rank=rank.name, at_s=case.facts.at_s) for text in (grew or still)
+        ),
+        needs=() if grew else (f"whether what {rank.name} compiles into grows",),
+    )
+
+
+def _out_of_step(case: Case, rank: RankFacts | None) -> str:
+    """Say who waits in a collective for a rank that compiles."""
+    waiting = [other.name for other in case.graph.waiting]
+    if rank is None or not waiting or rank.name in waiting:
+        return ""
+    return (
+        f"; {enumerate_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it meanwhile"
+    )
 
 
 def _owners(case: Case) -> list[tuple[str, RankFacts | None, Track]]:
