@@ -2,9 +2,9 @@
 
 Real SGLang on the CPU, two ranks, watched once a second at the default settings: weights from slow
 storage (FUSE: needs root and /dev/fuse), storage that stops and comes back, ranks that sleep and go
-on, and real hangs. Prints a table of what was measured against what is wanted, as Markdown, and
-ends with 1 where a figure is not met. `--side-by-side N` launches run at once (3), `--record DIR`
-keeps a recording of each.
+on, real hangs, and time-outs that end one. Prints a table of what was measured against what is
+wanted, as Markdown, and ends with 1 where a figure is not met. `--side-by-side N` launches run at
+once (3), `--record DIR` keeps a recording of each.
 """
 
 # ruff: noqa: T201, E402  # it is there to print; the lab lies beside it, in no package
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -27,6 +28,7 @@ import sglang_lab  # test material beside the benchmarks
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
+from hangdoctor.limits import countdowns
 from hangdoctor.live import Live
 from hangdoctor.loads import report
 from hangdoctor.model import Header
@@ -53,6 +55,7 @@ class Case:
         rates: bytes a second, each from the moment that so much of the checkpoint has come.
         stop_share: so much of it comes, and then nothing for stop_s.
         hangs: it never goes on; else it must come up.
+        limit: id of the time-out that ends it; arguments, environment: which make that short.
     """
 
     variant: str
@@ -61,6 +64,9 @@ class Case:
     stop_share: float | None = None
     stop_s: float = 100.0
     hangs: bool = False
+    limit: str = ""
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 CASES = {
@@ -86,6 +92,24 @@ CASES = {
         "hang-collective", "the ranks are in different collectives", hangs=True
     ),
     "hang-shard": Case("weights-stalled", "a shard that never opens", hangs=True),
+    "limit-rendezvous": Case(
+        "missing-node",
+        "a node that never comes, --dist-timeout 60",
+        limit="rendezvous-cpu",
+        arguments=("--dist-timeout", "60"),
+    ),
+    "limit-warmup": Case(
+        "hang-io",
+        "the same FIFO, SGLANG_WARMUP_TIMEOUT=60",
+        limit="warmup-request",
+        environment={"SGLANG_WARMUP_TIMEOUT": "60"},
+    ),
+    "limit-watchdog": Case(
+        "hang-io",
+        "the same FIFO, --watchdog-timeout 40",
+        limit="watchdog",
+        arguments=("--watchdog-timeout", "40"),
+    ),
     "hang-init": Case("scheduler-init-stuck", "both schedulers sleep for ever", hangs=True),
 }
 
@@ -102,6 +126,8 @@ class Look:
     left_s: tuple[float, float, float] | None
     moved_at_s: float
     served: int
+    left: tuple[float | None, float | None] | None
+    limit_over: bool
 
 
 class Storage:
@@ -158,10 +184,13 @@ def run(name: str, record: Path | None) -> list[dict[str, object]]:
             )
             # Side by side they would choose the same one for the ranks' rendezvous.
             port = str(sglang_lab.free_port())
-            launched = lab.launch(case.variant, extra_args=("--nccl-port", port))
+            os.environ.update(case.environment)
+            arguments = ("--nccl-port", port, *case.arguments)
+            launched = lab.launch(case.variant, extra_args=arguments)
             storage = Storage(case, launched, total)
             header = Header(source=str(launched.pid), engine="sglang")
             began_s = time.time()
+            message = next((e.message for e in SGLANG.limits if e.id == case.limit), "")
             into = record / name if record else None
             with Live([launched.pid], SGLANG, header, log=launched.log_path, record=into) as live:
                 for facts in live.looks():
@@ -181,8 +210,16 @@ def run(name: str, record: Path | None) -> list[dict[str, object]]:
                             left_s=slowest.left_s if slowest else None,
                             moved_at_s=moved_s,
                             served=storage.served(),
+                            left=None,
+                            limit_over=False,
                         )
                     )
+                    limits = {each.id: each for each in countdowns(facts, SGLANG)}
+                    counted = limits.get(case.limit)
+                    looks[-1].left = (counted.least_s, counted.most_s) if counted else None
+                    if message and message in launched.log():
+                        looks[-1].limit_over = True
+                        break
                     late = time.time() - began_s > LIMIT_S
                     hung = case.hangs and time.time() - moved_s > WATCH_HANG_S
                     if late or hung or found.state in ("ready", "dead"):
@@ -200,6 +237,22 @@ def rows_of(case: Case, looks: list[Look], storage: Storage) -> list[dict[str, o
         rows.append({"what": case.what, "wanted": wanted, "measured": measured, "met": met})
 
     hung = [look for look in looks if look.state == "hung"]
+    if case.limit:
+        first = next((e for e in looks if e.left and e.left[1] is not None), None)
+        if first is None or first.left is None or not looks[-1].limit_over:
+            row("ends by itself when it was said to", "nothing was said, or it did not", met=False)
+            return rows
+        least_s, most_s = first.left
+        after_s = looks[-1].at_s - first.at_s
+        said = (
+            f"{least_s:.0f} to {most_s:.0f} s" if least_s is not None else f"{most_s:.0f} s at most"
+        )
+        row(
+            "ends by itself when it was said to",
+            f"said {said}, ended after {after_s:.0f} s",
+            met=(least_s or 0.0) - 5 <= after_s <= (most_s or 0.0) + 5,
+        )
+        return rows
     if case.rates and case.stop_share is None:
         began_s = next(look.moved_at_s for look in looks if look.served)
         done_s = storage_done_s(looks)
