@@ -71,9 +71,10 @@ def countdown_words(countdown: Countdown) -> str:
     most = duration(countdown.most_s)
     if countdown.least_s is None:
         return f"in {most} at the latest"
-    if countdown.most_s - countdown.least_s <= SAME_S:
+    least = duration(countdown.least_s)
+    if countdown.most_s - countdown.least_s <= SAME_S or least == most:
         return f"in {most}"
-    return f"in {duration(countdown.least_s)} to {most}"
+    return f"in {least} to {most}"
 
 
 def _countdown(facts: Facts, engine: Engine, limit: Limit) -> Countdown | None:

@@ -101,6 +101,7 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
         phase=phase,
         confidence="low" if graph.by_elimination else ("high" if sure else "medium"),
         because=evidence(
+            *(_arrived(case, rank) for rank in waiters),
             *(linked(case, rank) for rank in graph.linked[:2]),
             *(item for rank in suspects[:4] for item in (stands(case, rank), quiet(case, rank))),
             *(_children(case, rank) for rank in suspects[:2]),
@@ -579,7 +580,10 @@ def waiting_for_other_node(case: Case) -> Iterator[Finding]:
         phase=phase,
         confidence="medium",
         because=evidence(
-            stands(case, waiting[0]), quiet(case, waiting[0]), last_line(case, waiting[0].name)
+            *(_arrived(case, rank) for rank in waiting),
+            stands(case, waiting[0]),
+            quiet(case, waiting[0]),
+            last_line(case, waiting[0].name),
         ),
         advice=(
             *(
@@ -902,6 +906,46 @@ def _waiting_file(case: Case, rank: RankFacts) -> Evidence | None:
                 pid=rank.pid,
             )
     return None
+
+
+def _arrived(case: Case, rank: RankFacts) -> Evidence | None:
+    """Say who has connected to the store of a rendezvous that a rank holds."""
+    track = case.facts.track(rank)
+    if rank.wait is None or rank.wait.kind != "rendezvous" or track is None or track.waits is None:
+        return None
+    for thread in track.waits.threads:
+        ports = {
+            each.target.rpartition(":")[2] for each in thread.objects if each.state == "listen"
+        }
+        ends = [each.target.split(" -> ") for each in thread.objects if each.state == "established"]
+        remote = [
+            _host(other) if _host(own) != _host(other) else "this machine"
+            for own, other in (end for end in ends if len(end) == 2)
+            if own.rpartition(":")[2] in ports
+        ]
+        if not remote:
+            continue
+        sizes = case.facts.sizes
+        world = sizes.get("tp", 1) * sizes.get("pp", 1)
+        counted = ", ".join(f"{remote.count(host)} from {host}" for host in dict.fromkeys(remote))
+        more = " at least" if thread.count > len(thread.objects) else ""
+        return Evidence(
+            text=f"to the store of {rank.name} on port {next(iter(ports))} have connected{more} "
+            f"{len(remote)} of {world} ranks: {counted}",
+            rank=rank.name,
+            pid=rank.pid,
+            at_s=case.facts.at_s,
+        )
+    return None
+
+
+def _host(address: str) -> str:
+    """Return the host of an address, that of a mapped IPv4 address without its prefix.
+
+    >>> _host("[::ffff:10.0.0.7]:5000"), _host("127.0.0.1:48410")
+    ('10.0.0.7', '127.0.0.1')
+    """
+    return address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
 
 
 def _children(case: Case, rank: RankFacts) -> Evidence | None:
