@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from hangdoctor.model import Struct
-from hangdoctor.weights import FIRST_WINDOW_S, Pace, RankRead, pace, read_bytes
+from hangdoctor.weights import FIRST_WINDOW_S, Pace, RankRead, pace, pace_of, read_bytes
 
 if TYPE_CHECKING:
     from hangdoctor.engines import Engine
@@ -47,6 +47,21 @@ class RankLoad(Struct, frozen=True):
     file: str = ""
 
 
+class Download(Struct, frozen=True):
+    """Files of weights that are still being downloaded.
+
+    Attributes:
+        done_bytes: that are there; total_bytes: as the index says, None without one.
+        pace: how fast they come; None where they do not, or not enough was seen.
+        left_s: as in RankLoad.
+    """
+
+    done_bytes: int
+    total_bytes: int | None = None
+    pace: Pace | None = None
+    left_s: tuple[float, float, float] | None = None
+
+
 class LoadReport(Struct, frozen=True):
     """The load as a whole.
 
@@ -56,6 +71,7 @@ class LoadReport(Struct, frozen=True):
         cached_bytes: what of it the page cache held when it was last asked; None where not known.
         ranks: those that load; slowest: the one that the others will wait for.
         bar: files done, and all files, by the log's bar.
+        download: how the files come from elsewhere, where they still do.
     """
 
     directory: str = ""
@@ -67,6 +83,7 @@ class LoadReport(Struct, frozen=True):
     ranks: tuple[RankLoad, ...] = ()
     slowest: str = ""
     bar: tuple[int, int] | None = None
+    download: Download | None = None
 
 
 def report(facts: Facts, engine: Engine) -> LoadReport | None:
@@ -97,6 +114,21 @@ def report(facts: Facts, engine: Engine) -> LoadReport | None:
         ranks=ranks,
         slowest=slowest.name if slowest and len(ranks) > 1 else "",
         bar=(bar.done, bar.total) if bar else None,
+        download=_download(facts),
+    )
+
+
+def _download(facts: Facts) -> Download | None:
+    loading = facts.loading
+    if loading is None or not loading.downloads or loading.checkpoint is None:
+        return None
+    done, total = loading.downloads[-1][1], loading.checkpoint.index_bytes
+    now = pace_of(loading.downloads, facts.at_s or 0.0)
+    return Download(
+        done_bytes=done,
+        total_bytes=total,
+        pace=now,
+        left_s=now.left_s(max(0, total - done)) if now and total else None,
     )
 
 

@@ -102,6 +102,8 @@ class Loading(Struct, frozen=True):
         ranks: by pid.
         grew_at_s: when any of it last grew; readings: how often it did.
         began_at_s: when it was first seen to; longest_pause_s: between two readings that grew.
+        downloads: times, and the bytes that were there of all files of weights, while some of them
+            were still being downloaded; the newest last.
         took_s: what a look at what the ranks hold costs: of the last two, the cheaper one;
             last_took_s: what the last one cost.
     """
@@ -114,6 +116,7 @@ class Loading(Struct, frozen=True):
     began_at_s: float | None = None
     longest_pause_s: float = 0.0
     readings: int = 0
+    downloads: tuple[tuple[float, int], ...] = ()
     took_s: float = 0.0
     last_took_s: float = 0.0
 
@@ -193,8 +196,12 @@ def see_weights(
     before = loading or Loading()
     checkpoint, why_not = before.checkpoint, before.why_not
     grown_files = 0
+    downloads = before.downloads
     if isinstance(weights.checkpoint, Checkpoint):
         grown_files = _downloaded(checkpoint, weights.checkpoint)
+        there = (*weights.checkpoint.files, *weights.checkpoint.unfinished)
+        sample = (at_s, sum(file.size_bytes for file in there))
+        downloads = (*downloads[-SAMPLES_KEPT:], sample) if weights.checkpoint.unfinished else ()
         checkpoint, why_not = weights.checkpoint, None
     elif isinstance(weights.checkpoint, Missing):
         why_not = weights.checkpoint
@@ -223,6 +230,7 @@ def see_weights(
         before,
         checkpoint=checkpoint,
         why_not=why_not,
+        downloads=downloads,
         ranks=ranks,
         unseen={pid: held for pid, held in weights.held.items() if isinstance(held, Missing)},
         **changes,

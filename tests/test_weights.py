@@ -12,7 +12,7 @@ from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, derive, next_looks, step
 from hangdoctor.loads import report
-from hangdoctor.model import HeldFile, Missing, Weights
+from hangdoctor.model import Checkpoint, HeldFile, Missing, ShardFile, Weights
 from hangdoctor.render.json import document
 from hangdoctor.render.text import to_text
 from hangdoctor.weights import pace, read_bytes, see_weights
@@ -283,3 +283,43 @@ def test_a_mapped_file_that_another_grows_after_counts_as_read():
     (rank,) = loading.ranks.values()
     assert read_bytes(rank) == pytest.approx(3 * 125e6 + 0.8 * 125e6, rel=0.01)
     assert pace(rank, 38.0).per_s == pytest.approx(12.5e6, rel=0.1)
+
+
+def downloads(tmp_path, *, bytes_per_s, total=60e9, seconds=60):
+    """Return a launch whose ranks wait for the hub, and what is there of the model's files."""
+    waits = {"TP0": ((0, JOINS), (BEGAN_S, Does(stack=told.HUB, kernel="ep_poll")))}
+    recording = launch(tmp_path, waits, log=LOG, seconds=BEGAN_S + seconds, storage="ext4")
+
+    def there(snapshot):
+        at_s = snapshot.at_s - BEGAN_S
+        if at_s < 0 or int(at_s) % 5:
+            return msgspec.structs.replace(snapshot, weights=None)
+        done, part = divmod(int(bytes_per_s * at_s), 5_000_000_000)
+        blobs = "/hub/models--m/blobs"
+        checkpoint = Checkpoint(
+            directory="/hub/models--m/snapshots/1",
+            files=tuple(ShardFile(f"{blobs}/{n}", 5_000_000_000) for n in range(done)),
+            unfinished=(ShardFile(f"{blobs}/{done}.incomplete", part),),
+            index_bytes=int(total),
+        )
+        return msgspec.structs.replace(snapshot, weights=Weights(checkpoint=checkpoint))
+
+    return msgspec.structs.replace(recording, snapshots=tuple(map(there, recording.snapshots)))
+
+
+def test_a_download_tells_its_rate_and_the_time_that_is_left(tmp_path):
+    recording = downloads(tmp_path, bytes_per_s=200e6)
+    found = verdict(recording)
+    title = rules(found)["weights-loading"].title
+    assert title.startswith(
+        "the weights are being downloaded: they come at 200.0 MB/s, 12.0 GB are"
+    )
+    load = document(derive(recording, SGLANG), found)["load"]
+    assert load["download"]["bytes_per_s"] == 200_000_000
+    assert load["download"]["left_s"] == pytest.approx((60e9 - 12e9) / 200e6, rel=0.05)
+
+
+def test_a_download_that_stands_still_has_no_rate(tmp_path):
+    found = verdict(downloads(tmp_path, bytes_per_s=0))
+    assert "have not been seen to come" in rules(found)["weights-loading"].title
+    assert found.state in ("starting", "unknown")

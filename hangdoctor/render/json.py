@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hangdoctor.facts import Facts, RankFacts
     from hangdoctor.findings import Diagnosis, Finding, Normal, Step
     from hangdoctor.gpus import Card
-    from hangdoctor.loads import RankLoad
+    from hangdoctor.loads import Download, RankLoad
 
 SCHEMA = 1
 
@@ -148,7 +148,22 @@ def _load(facts: Facts) -> dict[str, Any] | None:
         "cached_bytes": load.cached_bytes,
         "bar": list(load.bar) if load.bar else None,
         "slowest": load.slowest or None,
+        "download": _download(load.download),
         "ranks": [_rank_load(rank) for rank in load.ranks],
+    }
+
+
+def _download(download: Download | None) -> dict[str, Any] | None:
+    if download is None:
+        return None
+    now_s, least_s, most_s = download.left_s or (None, None, None)
+    return {
+        "done_bytes": download.done_bytes,
+        "total_bytes": download.total_bytes,
+        "bytes_per_s": None if download.pace is None else round(download.pace.per_s),
+        "left_s": _rounded(now_s),
+        "left_least_s": _rounded(least_s),
+        "left_most_s": _rounded(most_s),
     }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.counts import counts
 from hangdoctor.findings import Evidence, Finding
+from hangdoctor.rules.weights import spread_words
 from hangdoctor.units import duration
 
 if TYPE_CHECKING:
@@ -50,11 +51,10 @@ def count_words(work: Count) -> str:
         text += f", {work.item or 'the next'} in progress{since}"
     if work.left_s is None:
         return text
-    now_s, least_s, most_s = work.left_s
+    _, least_s, most_s = work.left_s
     if not least_s:
         return f"{text}; the rest takes {duration(most_s)} at the most"
-    spread = f"({duration(least_s)} to {duration(most_s)})"
-    return f"{text}; the rest takes about {duration(now_s)} {spread}"
+    return f"{text}; the rest takes {spread_words(work.left_s)}"
 
 
 def _took_words(work: Count) -> str:

@@ -12,7 +12,7 @@ from hangdoctor.units import amount, duration, rate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hangdoctor.loads import LoadReport, RankLoad
+    from hangdoctor.loads import Download, LoadReport, RankLoad
     from hangdoctor.rules.case import Case
 
 DOES = {
@@ -26,7 +26,7 @@ DOES = {
 
 
 def weights_loading(case: Case) -> Iterator[Finding]:
-    """The weights are being loaded.
+    """The weights are being loaded, or still downloaded.
 
     What it sees: the files of the checkpoint; of those that the ranks hold open or mapped the
     offset and the resident pages; the bar; the stacks.
@@ -37,6 +37,9 @@ def weights_loading(case: Case) -> Iterator[Finding]:
     """
     load = report(case.facts, case.engine)
     if load is None or case.facts.at_s is None:
+        return
+    if load.download is not None:
+        yield _downloading(case, load, load.download)
         return
     ranks = [rank for rank in load.ranks if rank.doing != "unknown"]
     if not ranks:
@@ -116,6 +119,24 @@ def shard_stalled(case: Case) -> Iterator[Finding]:
     )
 
 
+def _downloading(case: Case, load: LoadReport, download: Download) -> Finding:
+    does = f"come at {rate(download.pace.per_s)}" if download.pace else "have not been seen to come"
+    share = f"{amount(download.done_bytes)} are there"
+    if download.total_bytes:
+        share += f", {100 * download.done_bytes / download.total_bytes:.0f} % of "
+        share += amount(download.total_bytes)
+    left = f"; the rest takes {spread_words(download.left_s)}" if download.left_s else ""
+    return Finding(
+        rule="weights-loading",
+        verdict="found",
+        title=f"the weights are being downloaded: they {does}, {share}{left}",
+        ranks=tuple(rank.name for rank in load.ranks),
+        phase="weights",
+        confidence="high" if download.pace else "medium",
+        because=evidence(_of_checkpoint(case, load)),
+    )
+
+
 def load_words(load: LoadReport, first: RankLoad) -> str:
     """Say in one sentence how the load stands, by the rank that decides."""
     share = ""
@@ -134,9 +155,17 @@ def left_words(rank: RankLoad) -> str:
     """Say how long the rest takes."""
     if rank.left_s is None:
         return ""
-    now_s, least_s, most_s = rank.left_s
-    about = "at most " if rank.at_most else "about "
-    return f"{about}{duration(now_s)} ({duration(least_s)} to {duration(most_s)})"
+    return spread_words(rank.left_s, about="at most" if rank.at_most else "about")
+
+
+def spread_words(left_s: tuple[float, float, float], about: str = "about") -> str:
+    """Say a time with its spread.
+
+    >>> spread_words((90.0, 80.0, 1200.0))
+    'about 90 s (80 s to 20 min)'
+    """
+    now_s, least_s, most_s = left_s
+    return f"{about} {duration(now_s)} ({duration(least_s)} to {duration(most_s)})"
 
 
 def rank_words(rank: RankLoad, load: LoadReport) -> str:
