@@ -179,3 +179,36 @@ def test_what_was_not_hung_is_called_hung_in_no_look(name, tmp_path):
         said.setdefault(diagnose(facts, SGLANG).state, snapshot.at_s)
     assert not said.keys() & {"hung", "dead"}, said
     assert said.keys() & {"starting", "slow", "ready"}
+
+
+LATE = {
+    "load": (Does(stack=told.BARRIER), Does(stack=told.LOADING, kernel="hrtimer_nanosleep"), LOAD),
+    "rendezvous": (
+        Does(stack=told.TCP_STORE),
+        Does(stack=told.DIST, kernel="hrtimer_nanosleep"),
+        good_log(("TP0", "TP1"), "nccl"),
+    ),
+}
+
+
+@pytest.mark.parametrize("where", LATE)
+def test_a_rank_that_sleeps_for_two_minutes_is_never_hung_for_sure_and_is_cleared_at_once(
+    where, tmp_path
+):
+    waits, sleeps, log = LATE[where]
+    since_s = log[-1][0]
+    goes_on = Does(stack=told.MMAP, loads_per_s=50e6, reads_per_s=50e6)
+    ranks = {
+        "TP0": ((0, JOINS), (since_s, waits)),
+        "TP1": ((0, JOINS), (since_s, sleeps), (since_s + 120, goes_on)),
+    }
+    recording = launch(tmp_path, ranks, log=log, seconds=since_s + 130, storage="ext4")
+    facts, hung = begin(recording.header, SGLANG), {}
+    for snapshot, blocks in recording.steps():
+        facts = step(facts, snapshot, blocks, SGLANG)
+        found = diagnose(facts, SGLANG)
+        if found.state == "hung":
+            hung[snapshot.at_s - since_s] = found.confidence
+    assert hung, "it was still for long enough"
+    assert set(hung.values()) == {"medium"}
+    assert max(hung) <= 121

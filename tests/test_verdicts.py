@@ -96,6 +96,19 @@ def test_no_launch_is_called_hung_before_it_hangs(name, factor, tmp_path):
             assert found.state != "hung", snapshot.at_s
 
 
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_start_that_is_met_at_any_moment_is_never_called_hung(name):
+    recording = load(CASES / name)
+    for begun in range(0, len(recording.snapshots), 20):
+        late = msgspec.structs.replace(recording, snapshots=recording.snapshots[begun:])
+        facts = begin(late.header, SGLANG)
+        for snapshot, blocks in late.steps():
+            facts = step(facts, snapshot, blocks, SGLANG)
+            if facts.watched_s > 60:
+                break
+            assert diagnose(facts, SGLANG).state not in ("hung", "dead"), (begun, snapshot.at_s)
+
+
 @pytest.mark.parametrize("name", HUNG)
 def test_the_culprit_follows_the_ranks_names(name, tmp_path):
     other = {"TP0": "TP1", "TP1": "TP0"}
