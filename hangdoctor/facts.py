@@ -62,7 +62,7 @@ from hangdoctor.model import (
 from hangdoctor.nccl import Ras, see_ras
 from hangdoctor.tracks import Track
 from hangdoctor.units import rate
-from hangdoctor.weights import Loading, see_weights
+from hangdoctor.weights import SAMPLES_KEPT, Loading, see_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -203,6 +203,24 @@ class MemoryUse(Struct, frozen=True):
         return self.used_bytes / self.limit_bytes
 
 
+class HostMemory(Struct, frozen=True):
+    """Host memory that a rank has said to allocate.
+
+    Attributes:
+        id: of the allocation; number: of its line.
+        total_bytes: that it will be.
+        base_bytes: what the process had when that was first seen; late: it may have had less.
+        samples: times, and what it has grown by since; the newest last.
+    """
+
+    id: str
+    number: int
+    total_bytes: int
+    base_bytes: int
+    late: bool = False
+    samples: tuple[tuple[float, int], ...] = ()
+
+
 class CacheSeen(Struct, frozen=True):
     """A cache of a kernel compiler.
 
@@ -234,6 +252,7 @@ class Facts(Struct, frozen=True):
         cards: GPUs by index.
         host: first and last view of the machine; memory_peak: the tightest that memory was.
         caches: of kernel compilers, by their id.
+        host_memory: that ranks allocate now, by rank.
         ras: what NCCL's RAS counts; None where it was not asked, or did not answer.
         collectives: what the Flight Recorder's dumps say; None where none was read.
         unusable_dumps: files of it that could not be used, with the reason.
@@ -271,6 +290,7 @@ class Facts(Struct, frozen=True):
     memory_peak: MemoryUse | None = None
     loading: Loading | None = None
     caches: dict[str, CacheSeen] = {}
+    host_memory: dict[str, HostMemory] = {}
     ras: Ras | None = None
     collectives: Collectives | None = None
     unusable_dumps: dict[str, Missing] = {}
@@ -408,6 +428,7 @@ def step(facts: Facts, snapshot: Snapshot | None, blocks: Iterable[bytes], engin
             facts = msgspec.structs.replace(
                 facts, timeline=Timeline(), rank_log_at_s={}, log_moved_at_s=None, older_log=True
             )
+        facts = _see_host_memory(facts, snapshot)
         facts = _see_stacks(facts, snapshot, engine)
         facts = _see_waits(facts, snapshot)
         facts = _see_weights(facts, snapshot)
@@ -716,6 +737,36 @@ def _see_processes(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
             HELP_FACTOR * facts.header.stall_after_s,
         )
     return msgspec.structs.replace(facts, tracks=known, parents=section.parents)
+
+
+def _see_host_memory(facts: Facts, snapshot: Snapshot) -> Facts:
+    """Follow the growth of ranks whose last word was how much host memory they allocate."""
+    if not isinstance(snapshot.processes, Processes):
+        return facts
+    at_s = snapshot.at_s
+    found: dict[str, HostMemory] = {}
+    for track in facts.tracks.values():
+        log = facts.timeline.ranks.get(track.rank or "")
+        rss_bytes = track.process.rss_bytes
+        if track.rank is None or not track.present or log is None or rss_bytes is None:
+            continue
+        if log.allocates is None or log.last is None or log.last.number > log.allocates[2]:
+            continue  # it has gone on since
+        identity, total_bytes, number = log.allocates
+        memory = facts.host_memory.get(track.rank)
+        if memory is None or memory.number != number:
+            late = at_s == facts.first_at_s
+            memory = HostMemory(
+                id=identity,
+                number=number,
+                total_bytes=total_bytes,
+                base_bytes=rss_bytes,
+                late=late,
+            )
+        grown = max(0, rss_bytes - memory.base_bytes)
+        samples = (*memory.samples[-SAMPLES_KEPT:], (at_s, grown))
+        found[track.rank] = msgspec.structs.replace(memory, samples=samples)
+    return msgspec.structs.replace(facts, host_memory=found)
 
 
 def _name_processes(

@@ -104,3 +104,52 @@ def test_a_log_alone_tells_all_but_how_long_the_next_one_takes(tmp_path):
     found = count_of(bare_log(recording.log_path))
     assert found.item_s is None
     assert found.took[1] == ("bs=16", 2.0)
+
+
+def allocates(tmp_path, *, grows_per_s, seconds=30, began_s=0.0, then=()):
+    """Return a launch whose ranks say that they allocate 120 GB each, and do so."""
+    log = good_log(("TP0", "TP1"), "capture")
+    since_s = log[-1][0]
+    line = "Allocating 120.00 GB host memory for hierarchical KV cache."
+    log += [(since_s, f"{name}| {line}") for name in ("TP0", "TP1")]
+    log += [(since_s + after_s, text) for after_s, text in then]
+    pins = Does(stack=told.HOST_KV, cpu_pct=100, state="R", grows_per_s=grows_per_s)
+    doing = ((0.0, Does(stack=told.MMAP)), (since_s, pins))
+    return launch(
+        tmp_path,
+        {"TP0": doing, "TP1": doing},
+        log=log,
+        seconds=since_s + seconds,
+        began_s=since_s + began_s if began_s else 0.0,
+    )
+
+
+def memory_words(recording):
+    found = diagnose(derive(recording, SGLANG), SGLANG)
+    return {
+        finding.ranks[0]: finding.title
+        for finding in found.findings
+        if finding.rule == "host-memory-allocated"
+    }
+
+
+def test_host_memory_that_is_faulted_in_tells_its_rate_and_its_end(tmp_path):
+    words = memory_words(allocates(tmp_path, grows_per_s=2e9))
+    assert set(words) == {"TP0", "TP1"}
+    assert "TP0 allocates 120.0 GB of host memory for the hierarchical cache: " in words["TP0"]
+    assert ", 2.0 GB/s; the rest takes about 30 s (" in words["TP0"]
+
+
+def test_who_comes_late_is_told_the_rate_and_no_end(tmp_path):
+    words = memory_words(allocates(tmp_path, grows_per_s=2e9, began_s=10.0))["TP0"]
+    assert "at least 40.0 GB are there, 2.0 GB/s" in words
+    assert "the rest" not in words
+
+
+def test_host_memory_that_does_not_come_is_said_to_stand_still(tmp_path):
+    assert memory_words(allocates(tmp_path, grows_per_s=0))["TP1"].endswith("and nothing comes")
+
+
+def test_a_rank_that_has_gone_on_allocates_no_more(tmp_path):
+    then = ((20, "TP0| Tree cache initialized: source=default impl=HiRadixCache"),)
+    assert set(memory_words(allocates(tmp_path, grows_per_s=2e9, then=then))) == {"TP1"}

@@ -225,6 +225,16 @@ class Sign(Pattern, frozen=True, kw_only=True):
     kind: Literal["exception", "fatal", "timeout", "signal", "heartbeat", "stack", "warning"]
 
 
+class Allocation(Pattern, frozen=True, kw_only=True):
+    """A line that says how much host memory a rank allocates now; a group `gb`, of 10^9 bytes.
+
+    Its pages come one by one, and silently: the process grows by them.
+    """
+
+    id: str
+    title: str
+
+
 class Program(Pattern, frozen=True, kw_only=True):
     """A kind of program, by its command line.
 
@@ -312,6 +322,7 @@ class Engine(Table, frozen=True, kw_only=True):
     milestones: tuple[Milestone, ...] = ()
     bars: tuple[Bar, ...] = ()
     signs: tuple[Sign, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
     waits: tuple[Wait, ...] = ()
     limits: tuple[Limit, ...] = ()
     load_stages: tuple[LoadStage, ...] = ()

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor import frames, known_issues
-from hangdoctor.engines import ONLY_RANK, PHASES, Bar, Milestone, Phase, Sign, load, names, needle
+from hangdoctor.engines import (
+    ONLY_RANK,
+    PHASES,
+    Allocation,
+    Bar,
+    Milestone,
+    Phase,
+    Sign,
+    load,
+    names,
+    needle,
+)
 from hangdoctor.launches import expected_ranks, rank_order
 from hangdoctor.logs import stacks
 from hangdoctor.logs.parse import ParserState, finish, parse
@@ -80,6 +91,7 @@ class RankLog(msgspec.Struct, frozen=True):
         last: its last line that is no bar; lines: how many it had.
         exception: last line of its last traceback, such as "ValueError: too many values"; "" if
             none.
+        allocates: id, bytes and line of the newest allocation of host memory; None for none.
     """
 
     milestones: tuple[Reached, ...] = ()
@@ -88,6 +100,7 @@ class RankLog(msgspec.Struct, frozen=True):
     last: Place | None = None
     lines: int = 0
     exception: str = ""
+    allocates: tuple[str, int, int] | None = None
 
 
 class BarLog(msgspec.Struct, frozen=True):
@@ -294,7 +307,7 @@ class _Compiled(msgspec.Struct, frozen=True):
 
     Attributes:
         issues, options, frames: of the known issues; frames by their function's name.
-        bars: by their ids; sizes: of what they will go through.
+        bars: by their ids; sizes: of what they will go through; allocations: of host memory.
     """
 
     milestones: tuple[tuple[str, re.Pattern[str], Milestone], ...]
@@ -304,11 +317,16 @@ class _Compiled(msgspec.Struct, frozen=True):
     frames: dict[str, tuple[str, ...]]
     bars: tuple[tuple[str, re.Pattern[str]], ...]
     sizes: tuple[tuple[str, str, re.Pattern[str]], ...]
+    allocations: tuple[tuple[str, str, re.Pattern[str]], ...]
 
 
 @lru_cache(maxsize=8)
 def _compiled(
-    name: str, milestones: tuple[Milestone, ...], signs: tuple[Sign, ...], bars: tuple[Bar, ...]
+    name: str,
+    milestones: tuple[Milestone, ...],
+    signs: tuple[Sign, ...],
+    bars: tuple[Bar, ...],
+    allocations: tuple[Allocation, ...],
 ) -> _Compiled:
     lists = [part for issue in known_issues.load(name) for part in (issue.when, issue.unless)]
     by_function: dict[str, tuple[str, ...]] = {}
@@ -325,6 +343,7 @@ def _compiled(
         frames=by_function,
         bars=tuple((bar.id, re.compile(bar.pattern)) for bar in bars),
         sizes=tuple((bar.id, needle(p), re.compile(p)) for bar in bars for p in bar.sizes),
+        allocations=tuple((a.id, needle(a.pattern), re.compile(a.pattern)) for a in allocations),
     )
 
 
@@ -334,7 +353,9 @@ class _Fold:
     def __init__(self, timeline: Timeline, engine: Engine) -> None:
         self.old = timeline
         self.engine = engine
-        self.compiled = _compiled(engine.name, engine.milestones, engine.signs, engine.bars)
+        self.compiled = _compiled(
+            engine.name, engine.milestones, engine.signs, engine.bars, engine.allocations
+        )
         self.changed = False
         self._open(timeline)
 
@@ -411,6 +432,12 @@ class _Fold:
             self.tracing = None
         self._add_sign(line, place)
         self._add_marks(line, place)
+        for allocation, literal, pattern in self.compiled.allocations:
+            if literal in line.text and (match := pattern.search(line.text)):
+                name = line.rank or ONLY_RANK
+                self._add_line(name, place)
+                allocates = (allocation, int(float(match["gb"]) * 1e9), place.number)
+                self.ranks[name] = msgspec.structs.replace(self.ranks[name], allocates=allocates)
         for bar_id, literal, pattern in self.compiled.sizes:
             if literal in line.text and (match := pattern.search(line.text)):
                 self.sizes[bar_id] = tuple(map(int, re.findall(r"\d+", match["sizes"])))

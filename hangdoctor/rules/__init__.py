@@ -78,6 +78,7 @@ RULES: tuple[Rule, ...] = (
     limits.ends_by_itself,
     weights.weights_loading,
     counts.work_counted,
+    counts.host_memory_allocated,
     builds.compile_running,
     builds.build_stands_still,
     builds.descendant_busy,

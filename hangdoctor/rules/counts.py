@@ -1,4 +1,4 @@
-"""The rule over work that the log counts: graph capture, compiles, tuning."""
+"""The rules over work that the log counts: graph capture, compiles, tuning, host memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from hangdoctor.counts import counts
 from hangdoctor.findings import Evidence, Finding
 from hangdoctor.rules.weights import spread_words
-from hangdoctor.units import duration
+from hangdoctor.units import amount, duration, rate
+from hangdoctor.weights import pace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,37 @@ def work_counted(case: Case) -> Iterator[Finding]:
                 Evidence(text=text, at_s=case.facts.at_s)
                 for text in (_took_words(work), _left_items(work))
                 if text
+            ),
+        )
+
+
+def host_memory_allocated(case: Case) -> Iterator[Finding]:
+    """Ranks allocate host memory, and say nothing meanwhile.
+
+    What it sees: a rank's line with the amount, after which it has said nothing, and how its
+    resident memory grows.
+    Why it matters: pages are faulted in and pinned one by one: 59 s for 8 x 120 GB, tens of minutes
+    where one thread does it, and nvidia-smi does not answer meanwhile. It looks like a hang.
+    What to do: wait as long as it says. Allocate less (--hicache-size, --hicache-ratio), or huge
+    pages.
+    """
+    tables = {each.id: each for each in case.engine.allocations}
+    for name, memory in case.facts.host_memory.items():
+        at_s, grown = memory.samples[-1]
+        now = pace_of(memory.samples, at_s)
+        left = now.left_s(max(0, memory.total_bytes - grown)) if now else None
+        title = f"{name} allocates {amount(memory.total_bytes)} of {tables[memory.id].title}: "
+        title += f"{'at least ' * memory.late}{amount(grown)} are there"
+        title += f", {rate(now.per_s)}" if now else ", and nothing comes"
+        title += f"; the rest takes {spread_words(left)}" if left and not memory.late else ""
+        yield Finding(
+            rule="host-memory-allocated",
+            verdict="found",
+            title=title,
+            ranks=(name,),
+            confidence="high" if now else "low",
+            because=(
+                Evidence(text=f"said in line {memory.number}", rank=name, log_line=memory.number),
             ),
         )
 

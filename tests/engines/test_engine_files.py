@@ -24,7 +24,17 @@ def test_an_engine_file_decodes_and_has_every_phase_once_and_in_order(name):
 @pytest.mark.parametrize("name", engines.names())
 @pytest.mark.parametrize(
     "kind",
-    ["roles", "milestones", "bars", "signs", "waits", "limits", "compilers", "observers"],
+    [
+        "roles",
+        "milestones",
+        "bars",
+        "signs",
+        "waits",
+        "limits",
+        "allocations",
+        "compilers",
+        "observers",
+    ],
 )
 def test_ids_are_unique_within_their_kind(name, kind):
     ids = [entry.id for entry in getattr(load(name), kind)]
@@ -67,7 +77,14 @@ def test_arguments_that_decide_about_a_milestone_or_mean_nothing_are_arguments_o
 
 
 def _patterns(engine: Engine):
-    return [*engine.milestones, *engine.signs, *engine.bars, *engine.compilers, *engine.observers]
+    return [
+        *engine.milestones,
+        *engine.signs,
+        *engine.bars,
+        *engine.compilers,
+        *engine.observers,
+        *engine.allocations,
+    ]
 
 
 @pytest.mark.parametrize("name", engines.names())
