@@ -138,15 +138,18 @@ def _span(facts: Facts, limit: Limit, rank: RankFacts | None) -> tuple[float, fl
 
 
 def _newest(facts: Facts, milestones: tuple[str, ...], rank: str) -> tuple[str, Reached] | None:
-    """Return the newest line of milestones, and whose it is: the rank's own, else anybody's."""
+    """Return the newest line of milestones, and whose it is.
+
+    Of those that each rank prints only the rank's own counts.
+    """
     found = [
         (name, each)
         for name, log in facts.timeline.ranks.items()
         for each in log.milestones
         if each.id in milestones
     ]
-    own = [(name, each) for name, each in found if name == rank]
-    return max(own or found, key=lambda each: each[1].number, default=None)
+    own = [(name, each) for name, each in found if name == rank or not each.of_each_rank]
+    return max(own, key=lambda each: each[1].number, default=None)
 
 
 def _age_s(facts: Facts, name: str, reached: Reached) -> tuple[float, float | None]:

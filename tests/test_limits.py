@@ -114,6 +114,13 @@ def test_without_the_begin_only_the_latest_end_is_told(tmp_path):
     assert left.least_s is None
 
 
+def test_another_ranks_line_is_not_when_a_rank_began_to_wait(tmp_path):
+    log = [line.replace("TP0| Load weight end", "TP1| Load weight end") for _, line in LOADED]
+    log = [(at_s, line) for (at_s, _), line in zip(LOADED, log, strict=True)]
+    left = counted(barrier(tmp_path, log=log, began_s=LOADED_S + 80))["post-load-barrier"]
+    assert left.least_s is None
+
+
 def test_a_wait_that_has_only_just_begun_or_outlives_its_limit_is_not_counted(tmp_path):
     assert not counted(barrier(tmp_path / "new", seconds=LOADED_S + 8))
     assert not counted(barrier(tmp_path / "old", seconds=LOADED_S + 500))

@@ -38,7 +38,6 @@ def ends_by_itself(case: Case) -> Iterator[Finding]:
             ranks=tuple(rank.name for rank in case.facts.ranks if rank.name in left.ranks),
             confidence="high" if left.least_s is not None else "medium",
             because=(Evidence(text=f"the log will say '{left.message}'", at_s=case.facts.at_s),),
-            needs=(f"{left.unseen}",) if left.unseen else (),
         )
 
 
