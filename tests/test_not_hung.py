@@ -6,12 +6,14 @@ The names are those of the threads; the numbers are theirs where they fit into a
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from hangdoctor import engines
+from hangdoctor.commands.talk import Talk
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, step
 
@@ -212,3 +214,26 @@ def test_a_rank_that_sleeps_for_two_minutes_is_never_hung_for_sure_and_is_cleare
     assert hung, "it was still for long enough"
     assert set(hung.values()) == {"medium"}
     assert max(hung) <= 121
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_who_watches_is_told_that_hung_is_withdrawn(events, tmp_path, capfd):
+    waits, sleeps, log = LATE["load"]
+    since_s = log[-1][0]
+    goes_on = Does(stack=told.MMAP, loads_per_s=50e6, reads_per_s=50e6)
+    ranks = {"TP0": waits, "TP1": ((0, JOINS), (since_s, sleeps), (since_s + 60, goes_on))}
+    recording = launch(tmp_path, ranks, log=log, seconds=since_s + 70, storage="ext4")
+    lines = []
+    talk = Talk(events=events, started=None, say=lines.append)
+    facts = begin(recording.header, SGLANG)
+    for snapshot, blocks in recording.steps():
+        facts = step(facts, snapshot, blocks, SGLANG)
+        talk.tell(facts, diagnose(facts, SGLANG))
+    if events:
+        said = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        hung = [each["state"] for each in said].index("hung")
+        assert [each["withdrawn"] for each in said].index(True) > hung
+        assert sum(each["withdrawn"] for each in said) == 1
+    else:
+        (line,) = (line for line in lines if "hung is withdrawn" in line)
+        assert "HUNG" not in line

@@ -70,6 +70,7 @@ class Talk:
         phases = {rank.name: rank.phase for rank in facts.ranks}
         if now == self._last and phases == self._ranks:
             return is_heard() or not self._events
+        withdrawn = self._last[:1] == ("hung",) and diagnosis.state not in ("hung", "dead")
         self._last, self._ranks = now, phases
         if self._events:
             event = {
@@ -80,10 +81,13 @@ class Talk:
                 "confidence": diagnosis.confidence,
                 "still_s": diagnosis.still_s,
                 "title": diagnosis.title,
+                "withdrawn": withdrawn,
                 "ranks": phases,
             }
             return put(encode(event).decode())
-        self._say(f"{facts.at_s or 0:7.1f} s  {verdict_line(diagnosis)}  {diagnosis.title}")
+        again = "it moves again, and hung is withdrawn: " if withdrawn else ""
+        line = f"{verdict_line(diagnosis)}  {again}{diagnosis.title}"
+        self._say(f"{facts.at_s or 0:7.1f} s  {line}")
         return True
 
 
