@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hangdoctor.engines import is_compiler_pool
 from hangdoctor.facts import HELP_FACTOR, WORK_PCT, runs_code
 from hangdoctor.findings import Evidence, Finding, enumerate_names
+from hangdoctor.frames import place
 from hangdoctor.rules.case import evidence
 from hangdoctor.tracks import lives
 
@@ -199,10 +200,16 @@ def _compiles_itself(case: Case, rank: RankFacts) -> Finding:
     ]
     still = [f"{title}'s cache {seen.path} did not grow" for title, seen in caches]
     said = f"; {grew[0]}" if grew else ""
+    own = [
+        frame
+        for frame in rank.stack or ()
+        if any(part in f"/{frame.path}" for part in case.engine.compile_paths)
+    ]
+    where = place(own[0]) if own else rank.place
     return Finding(
         rule="compile-running",
         verdict="found" if grew else "undecided",
-        title=f"{rank.name} is busy in a compiler, at {rank.place}{said}{_out_of_step(case, rank)}",
+        title=f"{rank.name} is busy in a compiler, at {where}{said}{_out_of_step(case, rank)}",
         ranks=(rank.name,),
         phase=rank.phase,
         confidence="medium" if grew else "low",
