@@ -55,6 +55,7 @@ ON_STACKS = (
     "launcher-waits-for-ranks",
     "warmup-request-unanswered",
     "ends-by-itself",
+    "compile-running",  # of a rank that compiles itself
 )
 """The rules that rest on a stack."""
 

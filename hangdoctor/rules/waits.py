@@ -65,7 +65,6 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     )
     if not waiters:
         return
-    waited_s = max((_waited_s(rank) for rank in waiters), default=0.0)
     names = tuple(rank.name for rank in suspects)
     doing = waits_in(waiters[0].wait) if waiters[0].wait else "waits for its GPU"
     if waiters[0] in graph.linked and not waiters[0].wait and waiters[0].blocked:
