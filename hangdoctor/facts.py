@@ -90,6 +90,8 @@ WEIGHTS_S, WEIGHTS_SHARE = 2.0, 10.0
 CHECKPOINT_S, GROWING_S, UNKNOWN_S = 60.0, 5.0, 15.0
 """The same for the model's files: found, still being downloaded, not found."""
 CACHES_S = 5.0
+POLLS_PER_S = (3.0, 30.0)
+"""filelock looks every 50 ms whether a lock is free, PyTorch's FileBaton every 100, aiter's 200."""
 DUMPS_S = 30.0
 """PyTorch writes its dumps once, minutes after a collective got stuck."""
 
@@ -143,6 +145,9 @@ class RankFacts(Struct, frozen=True):
         blocked: the system call that its main thread is blocked in, and what for; None where it
             runs or that is not known.
         locks: that it may be waiting for; the one that it does, where the kernel tells.
+        polls_per_s: how often it wakes from its sleep, where no stack tells what for and one that
+            polls for a lock file wakes as often; else None.
+        may_poll: locks that it then may poll for.
         blocked_besides: its other threads that wait for something in particular, longest first.
         lock_waits: its threads that wait for locks of Python's, which tell no owner, the main
             thread first; empty where that is not one of them.
@@ -187,6 +192,8 @@ class RankFacts(Struct, frozen=True):
     blocked_besides: tuple[Blocked, ...] = ()
     lock_waits: tuple[LockWait, ...] = ()
     locks: tuple[FileLock, ...] = ()
+    polls_per_s: float | None = None
+    may_poll: tuple[FileLock, ...] = ()
 
 
 class MemoryUse(Struct, frozen=True):
@@ -471,7 +478,10 @@ def next_looks(facts: Facts) -> dict[str, float]:
         "waits": stacks_s,
         "host": 2.0,
     }
-    if any(rank.wait is not None and rank.wait.kind == "lock" for rank in facts.ranks):
+    if any(
+        rank.polls_per_s is not None or (rank.wait is not None and rank.wait.kind == "lock")
+        for rank in facts.ranks
+    ):
         looks["locks"] = stacks_s
     if loaders(facts):
         loading = facts.loading
@@ -1130,6 +1140,7 @@ def _rank_view(
     cards = gpu_readings.cards_of(facts.cards, _family(facts.tracks, track.process.pid))
     blocked = blocked_threads(track, at_s, facts.name_of)
     lock_waiting = lock_waits(track, at_s)
+    polls_per_s = _polls_per_s(track, facts)
     since_s = before.phase_since_s if before and before.phase == phase else at_s
     in_phase_s = max(at_s - since_s, _logged_phase_s(name, phase, facts) or 0.0)
     view = RankFacts(
@@ -1179,11 +1190,41 @@ def _rank_view(
         if lock_waiting[:1] and lock_waiting[0].tid == track.process.pid
         else (),
         locks=_locks_of(track, wait, operation, facts.locks),
+        polls_per_s=polls_per_s,
+        may_poll=_may_poll(track, facts.locks) if polls_per_s is not None else (),
     )
     own = track.process.inner_pid or track.process.pid
     if view.stack is not None or stand is None or stand.dump.pid not in (None, own):
         return view  # a dump with another pid is another launch's
     return _with_logged_stack(view, stand, facts, engine)
+
+
+def _polls_per_s(track: Track, facts: Facts) -> float | None:
+    """Return how often a process without a stack wakes from its sleep, if one that polls does so.
+
+    Python sleeps in a timer, and up to 3.10 in select().
+    """
+    unseen = track.stack_missing is not None or facts.sections.get("stacks") is not None
+    rate_per_s, threads = track.sleeps_per_s, track.process.threads
+    if not unseen or rate_per_s is None or not threads or threads[0].state != "S":
+        return None
+    kernel = threads[0].wchan or ""
+    sleeps = "nanosleep" in kernel or kernel.startswith(("poll_schedule_timeout", "do_select"))
+    return rate_per_s if sleeps and POLLS_PER_S[0] <= rate_per_s <= POLLS_PER_S[1] else None
+
+
+def _may_poll(track: Track, locks: tuple[FileLock, ...]) -> tuple[FileLock, ...]:
+    """Return the locks that a process may poll for of which nothing but their place is known."""
+    pid = track.process.pid
+    return tuple(
+        lock
+        for lock in locks
+        if not any(holder.pid == pid for holder in lock.holders)
+        and (
+            lock.kind in ("file", "soft")
+            or any(re.search(path, lock.path) for _, path in _LOCKS_OF_CODE)
+        )
+    )
 
 
 def _locks_of(
@@ -1218,6 +1259,7 @@ _LOCKS_OF_CODE = (
     ("/flashinfer/", r"flashinfer"),
     ("/huggingface_hub/", r"/\.locks/|huggingface"),
     ("/tvm_ffi/", r"tvm[-_]ffi"),
+    ("/torch/_inductor/", r"/locks/[^/]*\.lock$"),
     # get_lock of SGLang and vLLM names it by the model's hash and name, in the temporary directory.
     ("/weight_utils.py", r"/[0-9a-f]{64}[^/]*\.lock$"),
 )

@@ -135,6 +135,7 @@ class Process(Struct, frozen=True):
         cpu_s: user and system time of all its threads, in seconds.
         children_cpu_s: the same of the children that it has waited for.
         exit_code: of a zombie, as wait() encodes it; None where the kernel hides it.
+        sleeps: how often its main thread has gone to sleep so far (voluntary context switches).
         rss_bytes: resident memory; rss_file_bytes: its part backed by files (mmap progress).
         tracer_pid: of a debugger that is attached; 0 for none, None where not read.
         io: /proc/PID/io.
@@ -155,6 +156,7 @@ class Process(Struct, frozen=True):
     user: int | None = None
     children_cpu_s: float | None = None
     exit_code: int | None = None
+    sleeps: int | None = None
     rss_bytes: int | None = None
     rss_file_bytes: int | None = None
     tracer_pid: int | None = None
@@ -374,23 +376,27 @@ class FileLock(Struct, frozen=True):
 
     Attributes:
         path: of the file, as its holder or the launch sees it.
-        kind: "flock", "posix" (fcntl) and "ofd" are the kernel's; "file" locks by its existence.
+        kind: "flock", "posix" (fcntl) and "ofd" are the kernel's; "file" locks by its existence,
+            as does "soft", which has its owner in it.
         owner: whether a process holds it. A "file" lock is held by who has it open.
         holders: who holds it.
         waiters: pids that the kernel keeps waiting for it.
         age_s: since the file was last changed; None where it is not known.
         older_than_all: no process that could hold it had started when it was last changed.
         why: what keeps its owner from being known, for people.
+        download_age_s: since the unfinished download that it guards was last written to; None where
+            there is none.
     """
 
     path: str
-    kind: Literal["flock", "posix", "ofd", "file"]
+    kind: Literal["flock", "posix", "ofd", "file", "soft"]
     owner: Literal["alive", "dead", "unknown"]
     holders: tuple[Holder, ...] = ()
     waiters: tuple[int, ...] = ()
     age_s: float | None = None
     older_than_all: bool | None = None
     why: str = ""
+    download_age_s: float | None = None
 
 
 class Waits(Struct, frozen=True, tag="all-waits"):

@@ -78,6 +78,7 @@ class Track(Struct, frozen=True):
         stopped_since_s: since when it is in state T or t.
         cpu_pct: of one core, between the last two looks.
         children_pct: the same of the children that it has waited for in between.
+        sleeps_per_s: how often its main thread went to sleep in between.
         compiles: it is a compiler or a build tool, by its command line.
         observes: it is a program that looks at processes, by its command line.
         observed_at_s: when such a one was last seen below it, or holding it, or in the log.
@@ -127,6 +128,7 @@ class Track(Struct, frozen=True):
     stopped_since_s: float | None = None
     cpu_pct: float | None = None
     children_pct: float | None = None
+    sleeps_per_s: float | None = None
     compiles: bool = False
     observes: bool = False
     observed_at_s: float | None = None
@@ -396,6 +398,8 @@ def _rates(before: Process, now: Process, seconds: float) -> dict[str, float | N
     if before.children_cpu_s is not None and now.children_cpu_s is not None:
         worked_s = now.children_cpu_s - before.children_cpu_s
         rates["children_pct"] = 100 * worked_s / seconds
+    if before.sleeps is not None and now.sleeps is not None:
+        rates["sleeps_per_s"] = (now.sleeps - before.sleeps) / seconds
     if before.io is None or now.io is None:
         nothing = ("write_calls_per_s", "bytes_per_write", "read_calls_per_s", "bytes_per_read")
         return rates | dict.fromkeys(nothing)

@@ -738,6 +738,22 @@ def test_a_lock_file_that_may_be_released_is_not_called_stale(lock, tmp_path):
     assert "stale-lock-file" not in rules_of(found)
 
 
+def test_a_lock_file_whose_owner_cannot_be_seen_is_named_with_the_reason(tmp_path):
+    why = "it lies on nfs4: another machine may hold it"
+    found = lock_case(WAITS_FOR_BATON, (replace(BATON_FILE, owner="unknown", why=why),), tmp_path)
+    unknown = rules_of(found)["lock-owner-unknown"]
+    assert unknown.title == f"TP0 waits for the lock {BATON_FILE.path}: {why}"
+    assert (unknown.verdict, unknown.culprits) == ("undecided", ())
+
+
+def test_a_soft_lock_of_the_hub_whose_owner_is_gone_is_stale(tmp_path):
+    ranks = dict.fromkeys(("TP0", "TP1"), Does(stack=told.HUB_LOCK, kernel="hrtimer_nanosleep"))
+    path = f"/tmp/{'0a' * 32}meta-llama-Llama-3.lock"  # noqa: S108  # where it is in life
+    found = lock_case(ranks, (replace(BATON_FILE, kind="soft", path=path),), tmp_path)
+    assert path in rules_of(found)["stale-lock-file"].title
+    assert found.culprits == ()
+
+
 def test_ranks_that_all_wait_for_a_lock_file_without_an_owner_are_hung_and_none_to_blame(tmp_path):
     ranks = dict.fromkeys(("TP0", "TP1"), WAITS_FOR_BATON["TP0"])
     found = lock_case(ranks, (BATON_FILE,), tmp_path)

@@ -204,6 +204,27 @@ def test_what_may_not_be_read_is_missing_and_blames_nobody(program, restrictions
 
 
 @pytest.mark.skipif(not restricted.IS_ROOT, reason="needs root")
+def test_without_tracing_who_polls_may_wait_for_a_lock_file_and_who_sleeps_does_not(
+    program, tmp_path
+):
+    baton = tmp_path / "ext" / "moe" / "lock"
+    baton.parent.mkdir(parents=True)
+    baton.touch()
+    env = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path / "ext")}
+    launch = program("ranks", "unix", "baton", "sleep", baton, env=env)
+    with tempfile.TemporaryDirectory(prefix="hangdoctor-rights-") as name:
+        Path(name).chmod(0o755)
+        hide = (launch.pid, *launch.said["ranks"])
+        command = restricted.hangdoctor(name, deny_tracing=True, hide=hide)
+        verdict, found = diagnose(launch.pid, *command)
+    may = found["may-wait-for-lock-file"]
+    assert (may["verdict"], may["ranks"], may["culprits"]) == ("undecided", ["TP0"], [])
+    assert may["title"].startswith("TP0 may wait for a lock file: it wakes ")
+    assert str(baton) in may["title"]
+    assert verdict["culprits"] == []
+
+
+@pytest.mark.skipif(not restricted.IS_ROOT, reason="needs root")
 def test_without_py_spy_the_connection_still_tells_whom_a_rank_waits_for(program):
     launch = program("ranks", "unix", "recv", "child")
     with tempfile.TemporaryDirectory(prefix="hangdoctor-rights-") as name:

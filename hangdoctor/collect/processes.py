@@ -254,6 +254,9 @@ def _read_process(proc: str, stat: Stat) -> Process | None:
         cpu_s=stat.cpu_s,
         children_cpu_s=stat.children_cpu_s,
         exit_code=None if stat.state != "Z" or (denied and not stat.exit_code) else stat.exit_code,
+        sleeps=int(status["voluntary_ctxt_switches"])
+        if "voluntary_ctxt_switches" in status
+        else None,
         rss_bytes=procfs.parse_kib(status.get("VmRSS")) or stat.rss_pages * procfs.PAGE_BYTES,
         rss_file_bytes=procfs.parse_kib(status.get("RssFile")),
         tracer_pid=int(status["TracerPid"]) if "TracerPid" in status else None,

@@ -114,6 +114,13 @@ class _Seen(NamedTuple):
     peek: Peek | None = None
 
 
+class _Refused(NamedTuple):
+    """A process whose threads may not be looked at, and its descriptors as far as they may."""
+
+    why: Missing
+    links: dict[int, str]
+
+
 class _Descriptors(NamedTuple):
     """Of one process: where each leads, the members of epoll sets, the numbers of eventfds."""
 
@@ -122,7 +129,7 @@ class _Descriptors(NamedTuple):
     eventfds: dict[int, int]
 
 
-_processes: Bounded[_Key, _Seen | Missing | None] = Bounded()
+_processes: Bounded[_Key, _Seen | _Refused | None] = Bounded()
 _tables: Bounded[str, sockets.Table | Missing] = Bounded()
 _locks: Bounded[str, tuple[FileLock, ...] | Missing] = Bounded()
 
@@ -172,13 +179,16 @@ def read(look: Look) -> Waits:
     )
     by_pid: dict[int, ProcessWaits | Missing] = {}
     seen: list[_Seen] = []
+    descriptors: dict[int, dict[int, str]] = {}
     for key, stat in keys.items():
         answer = answers.get(key, _BLOCKS) if stat.state not in "ZX" else None
-        if isinstance(answer, Missing):
-            by_pid[stat.pid] = answer
-        elif answer is not None:
+        if answer is None:
+            continue
+        descriptors[stat.pid] = answer.links
+        if isinstance(answer, _Refused):
+            by_pid[stat.pid] = answer.why
+        else:
             seen.append(answer)
-    descriptors = {one.pid: one.links for one in seen}
     read_locks = partial(_read_locks, look.proc, stats, descriptors, search=look.locks)
     found = _locks.run({look.proc: read_locks}, within_s=_WITHIN_S["locks"])
     file_locks = found.get(look.proc, _LOCKS_BLOCK)
@@ -192,7 +202,7 @@ def read(look: Look) -> Waits:
     )
 
 
-def _read_process(proc: str, stat: Stat, known: _Known, *, peeks: bool) -> _Seen | Missing | None:
+def _read_process(proc: str, stat: Stat, known: _Known, *, peeks: bool) -> _Seen | _Refused | None:
     """Read a process's blocked threads and its descriptors; None where it has ended."""
     pid = stat.pid
     user: int | None = None
@@ -215,7 +225,8 @@ def _read_process(proc: str, stat: Stat, known: _Known, *, peeks: bool) -> _Seen
     except (FileNotFoundError, ProcessLookupError):
         return None
     except PermissionError as error:
-        return refused(f"{error.strerror} ({error.filename})", user)
+        why = refused(f"{error.strerror} ({error.filename})", user)
+        return _Refused(why, _readable_links(proc, pid))
     known.waited_for_gil = {thread.tid for thread in threads if thread.futex == "gil"}
     running = [tid for tid, line in lines.items() if line == "running"]
     peeked = _peek_at_busiest(proc, pid, running, known) if peeks else None
@@ -327,6 +338,14 @@ def _read_descriptors(proc: str, pid: int) -> _Descriptors:
     finally:
         os.close(directory)
     return found
+
+
+def _readable_links(proc: str, pid: int) -> dict[int, str]:
+    """Return where the descriptors of a process lead that may not be looked at any closer."""
+    try:
+        return _read_descriptors(proc, pid).links
+    except OSError:
+        return {}
 
 
 class _Reader:
@@ -868,7 +887,9 @@ def _first_word(path: str) -> str:
     return "" if word == "0" else word
 
 
-_BLOCKS = Missing(reason="timeout", detail="reading it blocks: a lock of the process is held")
+_BLOCKS = _Refused(
+    Missing(reason="timeout", detail="reading it blocks: a lock of the process is held"), {}
+)
 _LOCKS_BLOCK = Missing(reason="timeout", detail="a directory of locks is on stalled storage")
 _NO_ANSWER = Missing(reason="timeout", detail="the kernel's list of sockets did not come in time")
 _NOT_WHOLE = Missing(

@@ -402,10 +402,14 @@ def lock_text(case: Case, lock: FileLock) -> str:
     age = f", {lock.age_s:.0f} s old" if lock.age_s is not None else ""
     if lock.owner == "alive":
         names = [case.facts.name_of(holder.pid, holder.comm) for holder in lock.holders]
-        return f"{lock.path}{age}, held by {enumerate_names(names)}"
+        download = ""
+        if lock.download_age_s is not None:
+            download = f"; its download was last written to {lock.download_age_s:.0f} s ago"
+        return f"{lock.path}{age}, held by {enumerate_names(names)}{download}"
     if lock.owner == "dead":
         older = ", and it is older than every process that could" if lock.older_than_all else ""
-        return f"{lock.path}{age}: no process has it open{older}"
+        gone = "who has taken it is gone" if lock.kind == "soft" else "no process has it open"
+        return f"{lock.path}{age}: {gone}{older}"
     return f"{lock.path}{age}: who holds it is not known ({lock.why})"
 
 
@@ -425,6 +429,17 @@ def besides(case: Case, rank: RankFacts) -> Evidence | None:
         pid=rank.pid,
         at_s=case.facts.at_s,
     )
+
+
+def stood_s(rank: RankFacts) -> float:
+    """Return how long a rank was seen to stand where it waits, over at least two looks."""
+    linked_s = rank.blocked.for_s if rank.blocked and rank.blocked.waits_for else 0.0
+    if rank.wait is None and linked_s:
+        return linked_s
+    if rank.settled_s is None or not rank.pid:
+        # A watchdog's count tells how long it has stood somewhere, its dump that it is here.
+        return rank.counted_s or rank.settled_s or 0.0
+    return min(rank.settled_s, rank.held_s if rank.held_s is not None else rank.settled_s)
 
 
 def last_line(case: Case, rank: str) -> Evidence | None:

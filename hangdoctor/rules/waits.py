@@ -25,14 +25,15 @@ from hangdoctor.rules.case import (
     line_of,
     linked,
     lock_is_dead,
-    lock_text,
     past_normal,
     phase_lacked,
     quiet,
     stands,
+    stood_s,
     unseen_progress,
     waits_in,
 )
+from hangdoctor.rules.locks import delete_lock, see_holder
 from hangdoctor.rules.loops import loop_words
 from hangdoctor.waitgraph import launcher_waits_for
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hangdoctor.facts import RankFacts
-    from hangdoctor.model import FileLock
     from hangdoctor.rules.case import Case
 
 
@@ -195,7 +195,7 @@ def waits_in_a_circle(case: Case) -> Iterator[Finding]:
         ),
         advice=("compare the two stacks: which of them should have sent first?",),
     )
-    if min(_waited_s(rank) for rank in circle) >= case.stall_after_s / 2:
+    if min(stood_s(rank) for rank in circle) >= case.stall_after_s / 2:
         yield judge(case, circle, finding, needed_s=case.hung_after_s)
 
 
@@ -281,87 +281,6 @@ def threads_wait_for_locks(case: Case) -> Iterator[Finding]:
             ),
             needs=("who holds these locks: Python keeps no record; the code at the places tells",),
             advice=(f"see all its threads: py-spy dump --nonblocking --pid {rank.pid}",),
-        )
-
-
-def stale_lock_file(case: Case) -> Iterator[Finding]:
-    """A rank waits for a lock file that its owner has left behind.
-
-    What it sees: a rank in a wait for a file to go away (PyTorch's FileBaton), the one file below
-    the directory of extensions that it can be, and that no process there is has it open, though
-    its owner always has.
-    Why it matters: a build that was killed leaves its lock; who comes after it waits for ever.
-    What to do: make sure that no other machine builds there, and delete the file.
-    """
-    groups: dict[tuple[str, ...], list[RankFacts]] = {}
-    for rank in case.facts.ranks:
-        waited = _waited_s(rank) >= case.stall_after_s / 4
-        if rank.present and waited and any(lock.owner == "dead" for lock in rank.locks):
-            groups.setdefault(tuple(lock.path for lock in rank.locks), []).append(rank)
-    for ranks in groups.values():
-        first = ranks[0]
-        dead = [lock for lock in first.locks if lock.owner == "dead"]
-        only = len(first.locks) == len(dead) == 1
-        paths = enumerate_names([lock.path for lock in dead[:4]])
-        who = enumerate_names([rank.name for rank in ranks])
-        who += " waits" if len(ranks) == 1 else " wait"
-        yield Finding(
-            rule="stale-lock-file",
-            verdict="found" if only else "undecided",
-            title=f"{who} for a lock file whose owner is gone: {paths}; delete it"
-            if only
-            else f"{who} for a lock file; of some the owner is gone: {paths}",
-            ranks=tuple(rank.name for rank in ranks),
-            phase=earliest_phase(tuple(ranks)),
-            confidence="high" if only and dead[0].older_than_all else "medium",
-            because=evidence(
-                *(
-                    Evidence(text=lock_text(case, lock), rank=first.name, pid=first.pid)
-                    for lock in first.locks[:4]
-                ),
-                *(stands(case, rank) for rank in ranks[:2]),
-            ),
-            needs=() if only else ("which of the files it is",),
-            advice=tuple(_delete(lock) for lock in dead[:2]),
-        )
-
-
-def lock_held(case: Case) -> Iterator[Finding]:
-    """A rank waits for a lock on a file that a living process holds.
-
-    What it sees: the kernel's list of locks (flock, fcntl), or who has a lock file open; the rank
-    sleeps for it, or polls for it by its stack.
-    Why it matters: it goes on when the holder is done. The holder may hang itself.
-    What to do: look at what the holder does.
-    """
-    for rank in case.facts.ranks:
-        held = [lock for lock in rank.locks if lock.owner == "alive"]
-        if not held or not rank.present or any(lock.owner == "dead" for lock in rank.locks):
-            continue
-        lock, only = held[0], len(rank.locks) == 1
-        names = enumerate_names(
-            [case.facts.name_of(holder.pid, holder.comm) for holder in lock.holders]
-        )
-        pid = lock.holders[0].pid
-        holder_rank = next((each for each in case.facts.ranks if each.pid == pid), None)
-        yield Finding(
-            rule="lock-held",
-            verdict="found" if only else "undecided",
-            title=f"{rank.name} waits for the lock {lock.path}, held by {names}"
-            if only
-            else f"{rank.name} waits for one of {len(rank.locks)} locks, such as {lock.path}, "
-            f"held by {names}",
-            ranks=(rank.name,),
-            phase=rank.phase,
-            confidence="medium",
-            because=evidence(
-                *(
-                    Evidence(text=lock_text(case, each), rank=rank.name, pid=rank.pid)
-                    for each in held[:4]
-                ),
-                stands(case, holder_rank) if holder_rank else None,
-            ),
-            advice=(_see_holder(lock),),
         )
 
 
@@ -472,7 +391,7 @@ def rank_still_starting(case: Case) -> Iterator[Finding]:
         f"still starts{at}",
         ranks=tuple(never),
         culprits=tuple(never)
-        if len(never) == len(starting) and max(map(_waited_s, waiting)) >= case.stall_after_s / 2
+        if len(never) == len(starting) and max(map(stood_s, waiting)) >= case.stall_after_s / 2
         else (),
         phase="start",
         confidence="low",
@@ -812,18 +731,7 @@ def waiting_for_rank_behind_in_log(case: Case) -> Iterator[Finding]:
 
 def _has_waited(case: Case, *ranks: RankFacts) -> bool:
     """Tell whether one of the ranks stands where it waits for so long that blame is in order."""
-    return any(rank.counted_out or _waited_s(rank) >= case.stall_after_s / 2 for rank in ranks)
-
-
-def _waited_s(rank: RankFacts) -> float:
-    """Return how long a rank was seen to stand where it waits, over at least two looks."""
-    linked_s = rank.blocked.for_s if rank.blocked and rank.blocked.waits_for else 0.0
-    if rank.wait is None and linked_s:
-        return linked_s
-    if rank.settled_s is None or not rank.pid:
-        # A watchdog's count tells how long it has stood somewhere, its dump that it is here.
-        return rank.counted_s or rank.settled_s or 0.0
-    return min(rank.settled_s, rank.held_s if rank.held_s is not None else rank.settled_s)
+    return any(rank.counted_out or stood_s(rank) >= case.stall_after_s / 2 for rank in ranks)
 
 
 def _sleeps(rank: RankFacts, needed_s: float) -> bool:
@@ -983,9 +891,9 @@ def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
                 f"path: py-spy dump --nonblocking --locals --pid {rank.pid}"
             )
         elif len(rank.locks) == 1 and rank.locks[0].owner == "dead":
-            advice.append(_delete(rank.locks[0]))
+            advice.append(delete_lock(rank.locks[0]))
         elif len(rank.locks) == 1 and rank.locks[0].holders:
-            advice.append(_see_holder(rank.locks[0]))
+            advice.append(see_holder(rank.locks[0]))
         elif rank.wait and rank.wait.kind in _ADVICE:
             advice.append(_ADVICE[rank.wait.kind].format(pid=rank.pid))
         elif rank.place and rank.state != "T" and not rank.moving:
@@ -994,19 +902,6 @@ def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
     if any(rank.pid is not None for rank in suspects):
         advice.append("save everything before you end it: hangdoctor diagnose PID --record DIR")
     return tuple(advice)
-
-
-def _delete(lock: FileLock) -> str:
-    return (
-        "make sure that nobody builds (pgrep -a 'ninja|nvcc|cicc|cc1plus'), then delete the lock "
-        f"file: rm {shlex.quote(lock.path)}"
-    )
-
-
-def _see_holder(lock: FileLock) -> str:
-    return (
-        f"see what the lock's holder does: ps -o pid,stat,wchan:20,time,args {lock.holders[0].pid}"
-    )
 
 
 _ADVICE = {

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
+import textwrap
 import time
+from pathlib import Path
 
+import msgspec
 import pytest
+import restricted
 
-from hangdoctor.collect import locks, procfs, waits
+from hangdoctor.collect import lock_files, procfs, waits
 from hangdoctor.collect.look import Look
-from hangdoctor.model import ProcessWaits
+from hangdoctor.model import FileLock, ProcessWaits
 
 PATIENCE_S = 60
+ROOT = Path(__file__).parents[2]
 
 
 def look_at(pid):
@@ -80,7 +88,7 @@ def test_a_baton_in_a_directory_of_its_own_is_found_through_its_owner(program, t
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root sees all who may hold it")
 def test_a_baton_that_nobody_has_open_has_lost_its_owner(program, baton, tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "_unseen_holders", lambda *_: "")  # wherever the tests run
+    monkeypatch.setattr(lock_files, "_unseen_holders", lambda *_: "")  # wherever the tests run
     baton.touch()
     os.utime(baton, (1_000_000_000, 1_000_000_000))
     launch = program("ranks", "unix", "baton", "baton", baton, env=extensions(tmp_path))
@@ -97,10 +105,10 @@ def test_a_baton_on_a_network_file_system_may_be_another_machines(tmp_path):
         "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
         "40 21 0:50 / /home rw shared:1 - nfs4 server:/home rw\n"
     )
-    said = locks._unseen_holders(str(tmp_path), 7, "/home/me/.cache/torch_extensions/x/lock")
+    said = lock_files._unseen_holders(str(tmp_path), 7, "/home/me/.cache/torch_extensions/x/lock")
     assert "another machine" in said
     assert "nfs4" in said
-    assert "another machine" not in locks._unseen_holders(str(tmp_path), 7, "/homely/lock")
+    assert "another machine" not in lock_files._unseen_holders(str(tmp_path), 7, "/homely/lock")
 
 
 def test_a_baton_in_a_container_may_be_another_containers(tmp_path):
@@ -113,5 +121,91 @@ def test_a_baton_in_a_container_may_be_another_containers(tmp_path):
         "21 1 0:30 / / rw - overlay overlay rw\n40 21 8:1 / /root/.cache rw - ext4 /dev/sda1 rw\n"
     )
     shared, own = "/root/.cache/torch_extensions/x/lock", "/opt/ext/x/lock"
-    assert "another container" in locks._unseen_holders(str(tmp_path), 7, shared)
-    assert locks._unseen_holders(str(tmp_path), 7, own) == ""
+    assert "another container" in lock_files._unseen_holders(str(tmp_path), 7, shared)
+    assert lock_files._unseen_holders(str(tmp_path), 7, own) == ""
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """Return the lock of a blob in a cache of the hub's, and the environment that names it."""
+    lock = tmp_path / "hub" / ".locks" / "models--org--m" / "0a1b.lock"
+    lock.parent.mkdir(parents=True)
+    return lock, os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub")}
+
+
+def test_a_soft_lock_is_held_by_who_has_it_open(program, hub):
+    path, env = hub
+    launch = program("ranks", "unix", "soft_lock", "soft_lock", path, env=env)
+    lock = lock_at(path, launch.pid)
+    assert (lock.kind, lock.owner) == ("soft", "alive")
+    assert lock.holders[0].pid in launch.said["ranks"]
+
+
+@pytest.mark.parametrize(
+    ("host", "start", "owner"),
+    [("here", None, "dead"), ("here", 1, "dead"), ("node7", None, "unknown")],
+    ids=["its pid is nobody's", "its pid is another's by now", "of another machine"],
+)
+def test_a_soft_lock_is_judged_by_the_owner_that_stands_in_it(host, start, owner, program, hub):
+    path, env = hub
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
+    here = socket.gethostname()
+    if namespace != 0xEFFFFFFC:
+        here += f"?pidns-{namespace:x}"
+    pid = os.getpid() if start else 1 << 22
+    record = f"filelock/2\npid={pid}\nhost={here if host == 'here' else host}\nmode=exclusive\n"
+    path.write_text(record + (f"start={start}\n" if start else ""))
+    launch = program("ranks", "unix", "soft_lock", "sleep", path, env=env)
+    lock = lock_at(path, launch.pid)
+    assert (lock.kind, lock.owner, lock.holders) == ("soft", owner, ())
+    assert lock.why == ("pid 4194304 on node7 has taken it" if owner == "unknown" else "")
+
+
+def test_a_file_that_a_kernels_lock_has_left_behind_locks_nothing(program, hub):
+    path, env = hub
+    path.touch()
+    launch = program("ranks", "unix", "sleep", "sleep", path, env=env)
+    assert [lock for lock in look_at(launch.pid).locks if lock.path == str(path)] == []
+
+
+def test_the_lock_of_a_download_tells_when_that_was_last_written_to(program, hub, tmp_path):
+    path, env = hub
+    blobs = tmp_path / "hub" / "models--org--m" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "0a1b.incomplete").touch()
+    os.utime(blobs / "0a1b.incomplete", (1_000_000_000, 1_000_000_000))
+    (blobs / "ffff.incomplete").touch()  # of another lock
+    launch = program("ranks", "unix", "flock", "sleep", path, env=env)
+    lock = lock_at(path, launch.pid)
+    assert (lock.kind, lock.owner) == ("flock", "alive")
+    assert lock.download_age_s > 1e8
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_told_who_holds_a_lock_by_its_inode(program, tmp_path):
+    path = tmp_path / "weights.lock"
+    launch = program("ranks", "unix", "flock", "flock", path)
+    lock_at(path, launch.pid, lambda lock: lock.waiters)
+    code = """
+        import os, sys, msgspec
+        from hangdoctor.collect import procfs, waits
+        from hangdoctor.collect.look import Look
+        waits.read(Look(roots={}))
+        pid, user = map(int, sys.argv[1:])
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        look = Look(roots={pid: procfs.read_stat("/proc", pid).start_ticks})
+        print(msgspec.json.encode(waits.read(look).locks).decode())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(launch.pid), str(restricted.NOBODY)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    inode = path.stat().st_ino
+    locks = msgspec.json.decode(done.stdout, type=tuple[FileLock, ...])
+    (lock,) = [lock for lock in locks if lock.path.startswith(f"inode {inode} of device ")]
+    assert lock.owner == "alive"
+    assert {lock.holders[0].pid, *lock.waiters} == set(launch.said["ranks"])

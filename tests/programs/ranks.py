@@ -98,6 +98,18 @@ def baton(_, path):
     one.wait()
 
 
+def soft_lock(_, path):
+    """Takes a lock as filelock's SoftFileLock does, or polls for it as that does."""
+    while True:
+        try:
+            taken = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            time.sleep(0.05)
+            continue
+        os.write(taken, f"{os.getpid()}\n{socket.gethostname()}\n".encode())
+        threading.Event().wait()
+
+
 def deadlock(_, __):
     """Holds Python's lock and waits for a mutex, whose owner waits for Python's lock."""
     mutex, ready, go = ctypes.create_string_buffer(64), threading.Event(), threading.Event()

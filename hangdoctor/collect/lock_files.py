@@ -1,0 +1,346 @@
+"""Finds files that lock by being there, and whether somebody holds them.
+
+PyTorch's FileBaton makes a file called "lock", which stays when its maker is killed; who has it
+open holds it. filelock's SoftFileLock, to which the hub's library turns where a file system knows
+no flock, writes its owner into the file: since 3.22 pid and host on two lines, since 4 also its
+start, or all of it as "key=value". A file called "*.lock" without an owner in it is what a kernel's
+lock leaves behind, and locks nothing; or one of an older release, which cannot be told from that.
+
+DeepGEMM and Triton make their files elsewhere and rename them: there nobody waits for a lock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat as stat_bits
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from hangdoctor.collect import procfs
+from hangdoctor.model import FileLock, Holder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hangdoctor.collect.procfs import Stat
+
+MOST_DIRECTORIES = 2000
+"""Directories of a cache that are looked into."""
+MOST_FILES = 2000
+"""Lock files that are looked into for their owner."""
+
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
+_OF_ONE_CONTAINER = frozenset({"overlay"})
+_NETWORK = re.compile(
+    r"^(?:nfs\d?|cifs|smb3|lustre|ceph|9p|gpfs|beegfs|virtiofs|afs|glusterfs|wekafs|fuse\..+)$"
+)
+_HOLDS = re.compile(
+    r"^(?:python|pypy|pt_main_thread|sglang|vllm|ninja|nvcc|cicc|ptxas|c\+\+|g\+\+)"
+)
+_OWNER_BYTES = 1024  # filelock takes no longer record for one
+_RECORD = "filelock/2"
+_NAMESPACE = "?pidns-"
+
+
+class _Place(NamedTuple):
+    """Where a library keeps its lock files.
+
+    Attributes:
+        under: variables that name a directory, and what comes below it; the first that is set.
+        names: of the files.
+        levels: of directories that are looked into.
+        marked: they lock only with their owner's record in them.
+    """
+
+    under: tuple[tuple[str, str], ...]
+    names: re.Pattern[str]
+    levels: int
+    marked: bool
+
+
+_BATON = re.compile(r"^lock$")
+_ANY = re.compile(r"\.lock$")
+_PLACES = (
+    # torch/utils/cpp_extension.py:_get_build_directory
+    _Place(
+        (
+            ("TORCH_EXTENSIONS_DIR", ""),
+            ("XDG_CACHE_HOME", "torch_extensions"),
+            ("HOME", ".cache/torch_extensions"),
+        ),
+        names=_BATON, levels=4, marked=False,
+    ),
+    # aiter/jit/core.py:get_user_jit_dir; its FileBaton is PyTorch's
+    _Place(
+        (("AITER_JIT_DIR", ""), ("HOME", ".aiter")),
+        names=re.compile(r"^lock(?:_\w+)?$"), levels=4, marked=False,
+    ),
+    # huggingface_hub/constants.py, file_download.py:_hf_hub_download_to_cache_dir
+    _Place(
+        (
+            ("HF_HUB_CACHE", ".locks"),
+            ("HUGGINGFACE_HUB_CACHE", ".locks"),
+            ("HF_HOME", "hub/.locks"),
+            ("XDG_CACHE_HOME", "huggingface/hub/.locks"),
+            ("HOME", ".cache/huggingface/hub/.locks"),
+        ),
+        names=_ANY, levels=2, marked=True,
+    ),
+    # flashinfer/jit/env.py, core.py:get_tmpdir
+    _Place(
+        (("FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer"), ("HOME", ".cache/flashinfer")),
+        names=_ANY, levels=5, marked=True,
+    ),
+    # torch/_inductor/codecache.py:get_lock_dir
+    _Place((("TORCHINDUCTOR_CACHE_DIR", "locks"),), names=_ANY, levels=1, marked=True),
+    # get_lock of SGLang's and vLLM's model_loader/weight_utils.py: by the model's hash and name
+    _Place(
+        (("TMPDIR", ""), ("", "/tmp")),  # noqa: S108  # Python's default
+        names=re.compile(r"^[0-9a-f]{64}.*\.lock$"), levels=1, marked=True,
+    ),
+)  # fmt: skip
+
+
+class Owner(NamedTuple):
+    """Who has taken a lock, as its file says.
+
+    Attributes:
+        pid: in its own PID namespace.
+        host: its name.
+        namespace: inode of that namespace, in base 16; "" for a machine's first, or not told.
+        start_ticks: as in /proc/PID/stat; None where not told.
+    """
+
+    pid: int
+    host: str
+    namespace: str = ""
+    start_ticks: int | None = None
+
+
+def read(
+    proc: str, stats: Mapping[int, Stat], tree: Iterable[int], taken: frozenset[str]
+) -> Iterator[FileLock]:
+    """Yield the files that lock by being there where the launch's libraries keep such.
+
+    Args:
+        proc: root of the processes.
+        stats: of all processes there are.
+        tree: pids of the launch's processes.
+        taken: paths on which a process holds a lock of the kernel's: they lock in that way.
+    """
+    launch = frozenset(tree)
+    batons: dict[str, int] = {}
+    marked: dict[str, int] = {}
+    for pid in launch:
+        environment = procfs.read_environ(proc, pid)
+        for place in _PLACES if environment else ():
+            into = marked if place.marked else batons
+            for path in _files(f"{proc}/{pid}/root", _directory(place, environment), place):
+                into.setdefault(path, pid)
+    owners = {
+        path: owner
+        for path, pid in list(marked.items())[:MOST_FILES]
+        if path not in taken and (owner := _read_owner(f"{proc}/{pid}/root{path}"))
+    }
+    paths = batons | {path: marked[path] for path in owners}
+    holders, blind = _who_has_open(proc, stats, paths.keys())
+    # A build may have a directory of its own: then the owner of its lock shows where that is.
+    for path, found in holders.items():
+        paths.setdefault(path, found[0].pid)
+    for path, pid in paths.items():
+        try:
+            changed_s = os.stat(f"{proc}/{pid}/root{path}").st_mtime
+        except OSError:  # released in between
+            continue
+        age_s = max(0.0, time.time() - changed_s)
+        held = tuple(holders.get(path, ()))
+        owner = owners.get(path)
+        if owner is not None and not held:
+            held, why = _by_record(proc, stats, owner, blind=bool(blind))
+        else:
+            why = "" if held else (blind or _unseen_holders(proc, pid, path))
+        yield FileLock(
+            path=path,
+            kind="soft" if owner else "file",
+            owner="alive" if held else ("unknown" if why else "dead"),
+            holders=held,
+            age_s=age_s,
+            older_than_all=all(
+                procfs.age_s(stat.start_ticks) < age_s
+                for other, stat in stats.items()
+                if other in launch or _HOLDS.match(stat.comm)
+            ),
+            why=why,
+        )
+
+
+def parse_owner(raw: bytes) -> Owner | None:
+    r"""Parse what filelock's SoftFileLock writes into its file; None for anything else.
+
+    >>> parse_owner(b"filelock/2\npid=71\nhost=node7?pidns-f0000123\nmode=exclusive\nstart=946\n")
+    Owner(pid=71, host='node7', namespace='f0000123', start_ticks=946)
+    >>> parse_owner(b"4748\nnode7\n3899320690099901167576424900078625187017832798945480834675\n")
+    Owner(pid=4748, host='node7', namespace='', start_ticks=3702387)
+    >>> parse_owner(b""), parse_owner(b"1\nfilelock-strict-v1\0\n0\n")
+    (None, None)
+    """
+    lines = raw.decode(errors="replace").splitlines() if raw.endswith(b"\n") else []
+    pid, host = "", ""
+    start: str | None = None
+    if lines[:1] == [_RECORD]:
+        fields = dict(line.split("=", 1) for line in lines[1:] if "=" in line)
+        pid, host, start = fields.get("pid", ""), fields.get("host", ""), fields.get("start")
+    elif len(lines) in (2, 3):
+        pid, host = lines[:2]
+        start = lines[2] if len(lines) > 2 else None
+    if not pid.isascii() or not pid.isdecimal() or not 0 < int(pid) < 1 << 31:
+        return None
+    if not host or "\0" in host:
+        return None
+    name, _, namespace = host.partition(_NAMESPACE)
+    told = start is not None and start.isascii() and start.isdecimal()
+    ticks = int(start) % (1 << 64) if start is not None and told else None  # above it: the boot
+    return Owner(int(pid), name, namespace, ticks)
+
+
+def _by_record(
+    proc: str, stats: Mapping[int, Stat], owner: Owner, *, blind: bool
+) -> tuple[tuple[Holder, ...], str]:
+    """Return the holder that a record names, and what keeps it from being known.
+
+    No process that can be seen has the file open. Without both the owner is dead.
+    """
+    elsewhere = f"pid {owner.pid} on {owner.host} has taken it"
+    try:
+        namespace = os.readlink(f"{proc}/self/ns/pid")
+    except OSError:
+        return (), elsewhere
+    ours = "" if namespace == _FIRST_PID_NAMESPACE else f"{int(namespace[5:-1]):x}"
+    if owner.host != socket.gethostname() or owner.namespace != ours:
+        return (), elsewhere
+    stat = stats.get(owner.pid)
+    same = stat is not None and owner.start_ticks in (None, stat.start_ticks)
+    if stat is None or stat.state in "ZX" or not same:
+        return (), ""
+    if blind or owner.start_ticks is not None:
+        return (Holder(owner.pid, stat.comm),), ""
+    return (), f"pid {owner.pid} ({stat.comm}) has taken it by its number, and has it not open"
+
+
+def _directory(place: _Place, environment: Mapping[str, str]) -> str:
+    """Return where a process looks for its locks; "" where its environment does not tell."""
+    for variable, below in place.under:
+        base = environment.get(variable, "") if variable else below
+        if base.startswith("/"):
+            return os.path.normpath(f"{base}/{below}") if variable and below else base
+    return ""
+
+
+def _files(root: str, directory: str, place: _Place) -> Iterator[str]:
+    """Yield the lock files below a directory, as its owner sees them."""
+    level, left = [directory] if directory else [], MOST_DIRECTORIES
+    for _ in range(place.levels):
+        below = []
+        for each in level[:left]:
+            for name, is_directory in _entries(f"{root}{each}"):
+                if is_directory:
+                    below.append(f"{each}/{name}")
+                elif place.names.search(name):
+                    yield f"{each}/{name}"
+        left -= len(level)
+        level = below
+
+
+def _read_owner(path: str) -> Owner | None:
+    """Read the owner's record out of a lock file; None where there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        info = os.fstat(fd)
+        if not stat_bits.S_ISREG(info.st_mode) or not 0 < info.st_size <= _OWNER_BYTES:
+            return None
+        return parse_owner(os.read(fd, _OWNER_BYTES))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _who_has_open(
+    proc: str, stats: Mapping[int, Stat], paths: Iterable[str]
+) -> tuple[dict[str, list[Holder]], str]:
+    """Return who has these files or another build's lock open, and why that may not be all."""
+    wanted = frozenset(paths)
+    found: dict[str, list[Holder]] = {}
+    blind = ""
+    for pid, stat in stats.items():
+        if stat.state in "ZX" or stat.pid == 2 or stat.ppid == 2:  # kernel threads
+            continue
+        try:
+            names = os.listdir(f"{proc}/{pid}/fd")
+        except PermissionError:
+            blind = f"the descriptors of pid {pid} ({stat.comm}) may not be read"
+            continue
+        except OSError:
+            continue
+        links = {_link(f"{proc}/{pid}/fd/{fd}") for fd in names}
+        builds = bool(_HOLDS.match(stat.comm))
+        for path in {link for link in links if link in wanted or (builds and _is_baton(link))}:
+            found.setdefault(path, []).append(Holder(pid, stat.comm))
+    return found, blind
+
+
+def _is_baton(link: str) -> bool:
+    return link.startswith("/") and bool(_BATON.match(link.rpartition("/")[2]))
+
+
+def _unseen_holders(proc: str, pid: int, path: str) -> str:
+    """Say who could hold a file without being seen from here; "" if nobody can."""
+    kind = _file_system(proc, pid, path)
+    if _NETWORK.match(kind):
+        return f"it lies on {kind}: another machine may hold it"
+    try:
+        inside = os.readlink(f"{proc}/self/ns/pid") != _FIRST_PID_NAMESPACE
+    except OSError:
+        inside = True
+    if inside and kind not in _OF_ONE_CONTAINER:
+        return "a process of another container may hold it"
+    return ""
+
+
+def _file_system(proc: str, pid: int, path: str) -> str:
+    """Return the type of the file system that a path lies on, as its owner sees it."""
+    try:
+        raw = procfs.read_table(f"{proc}/{pid}/mountinfo").decode(errors="replace")
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in raw.splitlines():
+        left, _, right = line.partition(" - ")
+        words = left.split()
+        if len(words) < 5:
+            continue
+        mount = words[4].replace("\\040", " ")
+        inside = mount in ("/", path) or path.startswith(mount + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, right.split(" ")[0]
+    return kind
+
+
+def _entries(directory: str) -> list[tuple[str, bool]]:
+    try:
+        with os.scandir(directory) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except OSError:
+        return []
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path.encode()).decode(errors="replace")
+    except OSError:
+        return ""
