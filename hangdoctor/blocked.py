@@ -139,22 +139,41 @@ def blocked_threads(
 def lock_circle(threads: Sequence[Blocked], track: Track) -> tuple[Blocked, ...]:
     """Return the threads of a process that wait for each other's locks; empty where none do.
 
-    A thread waits for the owner of its mutex, or for who held Python's global lock at the last dump
-    and is blocked now.
+    A thread waits for the owner of its mutex, or for who holds Python's lock. Only what two looks
+    have found asleep in one and the same wait counts: else a thread may have let go of its lock
+    between the moments at which each was looked at.
     """
     by_tid = {each.tid: each for each in threads}
+    waits = {wait.tid: wait for wait in track.waits.threads} if track.waits else {}
+
+    def owner_of(one: Blocked) -> int | None:
+        if one.futex == "gil":
+            return track.gil_tid if waits_for_gil_holder(track, one.tid) else None
+        wait, since_s = waits.get(one.tid), track.blocked_since.get(one.tid, track.waits_at_s)
+        unbroken = wait is not None and wait.switches is not None and since_s < track.waits_at_s
+        return one.owner_tid if unbroken else None
+
     for first in threads:
         passed = [first]
-        while True:
-            last = passed[-1]
-            owner = track.gil_tid if last.futex == "gil" else last.owner_tid
-            following = by_tid.get(owner) if owner is not None else None
-            if following is None:
-                break
+        while (owner := owner_of(passed[-1])) is not None and owner in by_tid:
+            following = by_tid[owner]
             if following in passed:
                 return tuple(passed[passed.index(following) :])
             passed.append(following)
     return ()
+
+
+def waits_for_gil_holder(track: Track, tid: int) -> bool:
+    """Tell whether a thread that waits for Python's lock can get it from its holder alone.
+
+    The holder was in its wait before the dump showed it as the holder, and still is; and the thread
+    was seen to wait for the lock after that wait had begun: before, it may have got it and have let
+    go of it again.
+    """
+    since_s = track.blocked_since.get(track.gil_tid) if track.gil_tid is not None else None
+    if since_s is None or track.stack_at_s is None or since_s >= track.stack_at_s:
+        return False
+    return track.gil_wait_at_s.get(tid, since_s) > since_s
 
 
 def lock_waits(track: Track, at_s: float) -> tuple[LockWait, ...]:

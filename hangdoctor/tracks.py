@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hangdoctor.blocked import same_wait
+from hangdoctor.blocked import same_wait, waits_for_gil_holder
 from hangdoctor.busy import Busy, BusyStack, busy_threads, is_runaway, see_busy_stacks
 from hangdoctor.frames import find_wait, main_thread, python_frames, same_shape, shape
 from hangdoctor.model import (
@@ -110,8 +110,10 @@ class Track(Struct, frozen=True):
         stands: of them the names and innermost frames.
         waits: its blocked threads when they were last looked at; waits_missing: why they could not
             be looked at after that.
+        waits_at_s: when that was.
         blocked_since: by thread, the time of the first look at the wait that it is still in.
         awake: threads that wait for Python's lock and were awake at the last look.
+        gil_wait_at_s: of those that wait for it, when each was last seen asleep there.
         moved_at_s: when it last moved; None if never seen to.
         moved_by: how, for people.
     """
@@ -166,8 +168,10 @@ class Track(Struct, frozen=True):
     stands: dict[int, tuple[str, tuple[Frame, ...]]] = {}
     waits: ProcessWaits | None = None
     waits_missing: Missing | None = None
+    waits_at_s: float = 0.0
     blocked_since: dict[int, float] = {}
     awake: frozenset[int] = frozenset()
+    gil_wait_at_s: dict[int, float] = {}
     moved_at_s: float | None = None
     moved_by: str = ""
 
@@ -301,6 +305,7 @@ def see_waits(track: Track, waits: ProcessWaits | Missing, at_s: float) -> Track
         return msgspec.structs.replace(track, waits_missing=waits)
     before = {wait.tid: wait for wait in track.waits.threads} if track.waits else {}
     awake = _awake(track, waits)
+    seen = {wait.tid: at_s for wait in waits.threads if wait.futex == "gil"}
     waits = msgspec.structs.replace(waits, threads=(*waits.threads, *awake))
     since = {
         wait.tid: track.blocked_since.get(wait.tid, at_s)
@@ -312,8 +317,13 @@ def see_waits(track: Track, waits: ProcessWaits | Missing, at_s: float) -> Track
         track,
         waits=waits,
         waits_missing=None,
+        waits_at_s=at_s,
         blocked_since=since,
         awake=frozenset(wait.tid for wait in awake),
+        gil_wait_at_s={
+            tid: before_s for tid, before_s in track.gil_wait_at_s.items() if tid in since
+        }
+        | seen,
         stops={waits.peek.tid: waits.peek.peeks} if waits.peek else {},
     )
 
@@ -326,27 +336,22 @@ def _awake(track: Track, waits: ProcessWaits) -> tuple[ThreadWait, ...]:
     gets it only from a holder that goes on too.
     """
     seen = {wait.tid for wait in waits.threads}
-    if not _keeps_gil(track, waits):
-        seen |= track.awake
+    kept = _holder_waits_on(track, waits)
     there = {thread.tid for thread in track.process.threads}
     return tuple(
         wait
         for wait in (track.waits.threads if track.waits else ())
-        if wait.futex == "gil" and wait.tid not in seen and wait.tid in there
+        if wait.futex == "gil"
+        and wait.tid not in seen
+        and wait.tid in there
+        and (wait.tid not in track.awake or (kept and waits_for_gil_holder(track, wait.tid)))
     )
 
 
-def _keeps_gil(track: Track, waits: ProcessWaits) -> bool:
-    """Tell whether the thread that held Python's lock cannot have let go of it since.
-
-    It was in its wait when the dump showed it as holder, and has not gone to sleep anew.
-    """
-    holder = track.gil_tid
-    since_s = track.blocked_since.get(holder) if holder is not None else None
-    if since_s is None or track.stack_at_s is None or since_s >= track.stack_at_s:
-        return False
+def _holder_waits_on(track: Track, waits: ProcessWaits) -> bool:
+    """Tell whether the thread that held Python's lock has not gone to sleep anew since."""
     before, now = (
-        next((wait for wait in each.threads if wait.tid == holder), None) if each else None
+        next((wait for wait in each.threads if wait.tid == track.gil_tid), None) if each else None
         for each in (track.waits, waits)
     )
     return (

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import restricted
 
+from hangdoctor.blocked import blocked_threads, lock_circle
 from hangdoctor.model import (
     Frame,
     Process,
@@ -132,13 +133,8 @@ def test_threads_without_work_are_not_the_other_side_of_a_lock(program):
 
 
 def test_one_look_that_finds_a_waiter_for_the_gil_awake_does_not_begin_its_wait_anew():
-    process = Process(
-        pid=7, ppid=1, start_ticks=0, title="", comm="", state="S", cpu_s=0.0,
-        threads=(Thread(7, "main", "S", 0.0), Thread(8, "owner", "S", 0.0)),
-    )  # fmt: skip
-    waits = ThreadWait(tid=8, call="futex", line="202 0x1b4", futex="gil", timed=True)
-    asleep, awake = ProcessWaits(threads=(waits,)), ProcessWaits(threads=())
-    track = see_process(None, process, 0.0)
+    asleep, awake = ProcessWaits(threads=(FOR_GIL,)), ProcessWaits(threads=())
+    track = two_threads()
     for at_s, seen in enumerate((asleep, awake, asleep, awake, asleep)):
         track = see_waits(track, seen, float(at_s))
         assert track.blocked_since == {8: 0.0}
@@ -147,24 +143,73 @@ def test_one_look_that_finds_a_waiter_for_the_gil_awake_does_not_begin_its_wait_
     assert track.blocked_since == {}
 
 
-def test_a_waiter_for_the_gil_waits_on_while_the_holder_has_not_moved_from_its_wait():
+MUTEX = ThreadWait(tid=7, call="futex", line="202 0x90", futex="mutex", owner_tid=8, switches=3)
+FOR_GIL = ThreadWait(tid=8, call="futex", line="202 0x1b4", futex="gil", timed=True)
+HOLDS_GIL = ProcessStacks(
+    threads=(
+        ThreadStack(
+            name="MainThread", frames=(Frame("f", "/a.py", 3),), tid=7, owns_gil=True
+        ),
+    )
+)  # fmt: skip
+
+
+def two_threads():
+    threads = (Thread(7, "main", "S", 0.0), Thread(8, "owner", "S", 0.0))
     process = Process(
-        pid=7, ppid=1, start_ticks=0, title="", comm="", state="S", cpu_s=0.0,
-        threads=(Thread(7, "main", "S", 0.0), Thread(8, "owner", "S", 0.0)),
-    )  # fmt: skip
-    frames = (Frame(function="f", path="/a.py", line=3),)
-    main = ThreadStack(name="MainThread", frames=frames, tid=7, owns_gil=True)
-    mutex = ThreadWait(tid=7, call="futex", line="202 0x90", futex="mutex", owner_tid=8, switches=3)
-    waiter = ThreadWait(tid=8, call="futex", line="202 0x1b4", futex="gil", timed=True)
-    track = see_process(None, process, 0.0)
-    track = see_waits(track, ProcessWaits(threads=(mutex, waiter)), 0.0)
-    track = see_stacks(track, ProcessStacks(threads=(main,)), 1.0, ())
-    awake = ProcessWaits(threads=(mutex,))
-    for at_s in (1.0, 2.0, 3.0, 4.0):  # it waits for a CPU
-        track = see_waits(track, awake, at_s)
-        assert track.blocked_since == {7: 0.0, 8: 0.0}
-    slept_anew = ProcessWaits(threads=(msgspec.structs.replace(mutex, switches=4),))
-    assert see_waits(track, slept_anew, 5.0).blocked_since == {7: 5.0}
+        pid=7, ppid=1, start_ticks=0, title="", comm="", state="S", cpu_s=0.0, threads=threads
+    )
+    return see_process(None, process, 0.0)
+
+
+def folded(*looks):
+    """Return the track of two threads after looks at waits, and at stacks, one a second."""
+    track = two_threads()
+    for at_s, seen in enumerate(looks):
+        if isinstance(seen, ProcessStacks):
+            track = see_stacks(track, seen, float(at_s), ())
+        else:
+            track = see_waits(track, ProcessWaits(threads=seen), float(at_s))
+    return track
+
+
+def circle(track):
+    return [each.tid for each in lock_circle(blocked_threads(track, 99.0, str), track)]
+
+
+def test_a_waiter_for_the_gil_waits_on_while_the_holder_has_not_moved_from_its_wait():
+    looks = [(MUTEX, FOR_GIL), (MUTEX, FOR_GIL), HOLDS_GIL]
+    for _ in range(4):  # it waits for a CPU
+        looks.append((MUTEX,))
+        assert folded(*looks).blocked_since == {7: 0.0, 8: 0.0}
+    slept_anew = msgspec.structs.replace(MUTEX, switches=4)
+    assert folded(*looks, (slept_anew,)).blocked_since == {7: 7.0}
+
+
+def test_who_was_not_seen_to_wait_for_the_gil_since_its_holder_sleeps_may_have_gone_on():
+    looks = [(MUTEX, FOR_GIL), HOLDS_GIL, (MUTEX,)]
+    assert folded(*looks).blocked_since == {7: 0.0, 8: 0.0}
+    assert folded(*looks, (MUTEX,)).blocked_since == {7: 0.0}
+
+
+def test_threads_are_a_circle_only_if_the_holder_of_the_gil_slept_before_the_dump():
+    both = (MUTEX, FOR_GIL)
+    assert circle(folded(both, HOLDS_GIL, both)) == [7, 8]
+    assert circle(folded(HOLDS_GIL, both, both)) == []  # it may have let go of it since
+    assert circle(folded(both, both)) == []  # who holds it was not seen
+    assert circle(folded(both, HOLDS_GIL)) == []  # nor the same wait twice
+    slept_anew = (msgspec.structs.replace(MUTEX, switches=4), FOR_GIL)
+    assert circle(folded(both, HOLDS_GIL, both, slept_anew)) == []
+
+
+def test_threads_that_hold_each_others_mutexes_are_a_circle_only_if_none_has_slept_anew():
+    other = msgspec.structs.replace(MUTEX, tid=8, owner_tid=7, line="202 0xa0")
+    assert circle(folded((MUTEX, other), (MUTEX, other))) == [7, 8]
+    assert circle(folded((MUTEX, other))) == []
+    again = msgspec.structs.replace(other, switches=4)
+    assert circle(folded((MUTEX, other), (MUTEX, again))) == []
+    uncounted = msgspec.structs.replace(other, switches=None)
+    assert circle(folded((MUTEX, uncounted), (MUTEX, uncounted))) == []
 
 
 def test_threads_that_take_turns_are_no_circle(program):

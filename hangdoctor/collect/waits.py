@@ -410,7 +410,7 @@ class _Reader:
         waits_for = arguments[0] if name == "wait4" else arguments[1] if name == "waitid" else None
         if name == "waitid" and arguments[0] != os.P_PID:
             waits_for = None
-        close = tid == self.pid or name not in _ORDINARY
+        close = tid == self.pid or name not in _ORDINARY or futex == "mutex"
         return _Thread(
             tid=tid,
             call=call,
