@@ -164,15 +164,12 @@ def _unseen(facts: Facts) -> tuple[Unseen, ...]:
         name = track.rank or track.role or f"pid {track.process.pid}"
         if track.stack_missing is not None:
             unseen.append(Unseen(what=f"stacks of {name}", missing=track.stack_missing))
-        unseen += [
-            Unseen(what=f"{what} of {name}", missing=missing)
-            for what, missing in track.process.unreadable.items()
-        ]
-        if track.waits is not None:
-            unseen += [
-                Unseen(what=f"{what} of {name}", missing=missing)
-                for what, missing in track.waits.unreadable.items()
-            ]
+        parts = dict(track.process.unreadable)
+        if track.files_missing is not None:
+            parts["fd"] = track.files_missing
+        for what, missing in track.waits.unreadable.items() if track.waits else ():
+            parts.setdefault(what, missing)
+        unseen += [Unseen(what=f"{what} of {name}", missing=parts[what]) for what in parts]
         if track.waits_missing is not None and "syscall" not in track.process.unreadable:
             unseen.append(Unseen(what=f"waits of {name}", missing=track.waits_missing))
     if facts.loading is not None:

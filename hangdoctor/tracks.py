@@ -91,7 +91,7 @@ class Track(Struct, frozen=True):
             showed of them, by thread id.
         stops: by thread, how often we stopped it to peek at it since its counters were last read:
             each counts there as a sleep.
-        files: its descriptors when they were last looked at.
+        files: its descriptors when they were last looked at; files_missing: what was left out.
         runaway_since_s: since then it makes tiny writes at a rate no event explains.
         peak_rss_bytes: the most it had GROWTH_WINDOW_S ago, or when it last moved by growing.
         positions: offsets of its open files at files_at_s, by descriptor and path.
@@ -146,6 +146,7 @@ class Track(Struct, frozen=True):
     busy_stacks: dict[int, BusyStack] = {}
     stops: dict[int, int] = {}
     files: tuple[OpenFile, ...] | None = None
+    files_missing: Missing | None = None
     runaway_since_s: float | None = None
     peak_rss_bytes: int = 0
     peak_rss_at_s: float = 0.0
@@ -189,6 +190,7 @@ def see_process(track: Track | None, process: Process, at_s: float) -> Track:
             positions=_positions(process),
             files_at_s=at_s,
             files=process.files,
+            files_missing=process.unreadable.get("fd"),
             **_state_changes(None, process, at_s),
         )
     seconds = at_s - track.seen_at_s
@@ -226,6 +228,9 @@ def see_process(track: Track | None, process: Process, at_s: float) -> Track:
         positions=track.positions if process.files is None else _positions(process),
         files_at_s=track.files_at_s if process.files is None else at_s,
         files=track.files if process.files is None else process.files,
+        files_missing=track.files_missing
+        if process.files is None and "fd" not in process.unreadable
+        else process.unreadable.get("fd"),
         **_peaks(track, process, at_s),
         **_state_changes(track, process, at_s),
         **changes,

@@ -754,6 +754,26 @@ def test_a_soft_lock_of_the_hub_whose_owner_is_gone_is_stale(tmp_path):
     assert found.culprits == ()
 
 
+def test_files_that_were_left_out_may_show_progress(tmp_path):
+    log = good_log(("TP0", "TP1"), "capture-end")
+    recording = launch(tmp_path, WAITS_FOR_BATON, log=log, seconds=100, locks=(BATON_FILE,))
+    left_out = Missing(reason="not-tried", detail="12 of its open files were not looked at")
+
+    def cut(process):
+        return replace(process, unreadable={"fd": left_out}) if "TP0" in process.title else process
+
+    def of(snapshot):
+        section = snapshot.processes
+        processes = tuple(map(cut, section.processes))
+        return replace(snapshot, processes=replace(section, processes=processes))
+
+    first, *others = recording.snapshots
+    found = verdict(replace(recording, snapshots=(of(first), *others)))  # what is seldom looked at
+    assert found.state == "unknown"
+    assert f"all open files of TP0: {left_out.detail}" in found.findings[0].needs
+    assert ("fd of TP0", left_out) in [(each.what, each.missing) for each in found.unseen]
+
+
 def test_ranks_that_all_wait_for_a_lock_file_without_an_owner_are_hung_and_none_to_blame(tmp_path):
     ranks = dict.fromkeys(("TP0", "TP1"), WAITS_FOR_BATON["TP0"])
     found = lock_case(ranks, (BATON_FILE,), tmp_path)

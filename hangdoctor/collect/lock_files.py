@@ -133,23 +133,29 @@ def read(
     launch = frozenset(tree)
     batons: dict[str, int] = {}
     marked: dict[str, int] = {}
+    partly: dict[str, str] = {}
     for pid in launch:
         environment = procfs.read_environ(proc, pid)
         for place in _PLACES if environment else ():
-            into = marked if place.marked else batons
-            for path in _files(f"{proc}/{pid}/root", _directory(place, environment), place):
-                into.setdefault(path, pid)
+            directory = _directory(place, environment)
+            paths, whole = _files(f"{proc}/{pid}/root", directory, place)
+            for path in paths:
+                (marked if place.marked else batons).setdefault(path, pid)
+            if not whole:
+                partly |= dict.fromkeys(paths, directory)
+    if len(marked) > MOST_FILES:
+        partly |= {path: os.path.dirname(path) for path in marked}
     owners = {
         path: owner
         for path, pid in list(marked.items())[:MOST_FILES]
         if path not in taken and (owner := _read_owner(f"{proc}/{pid}/root{path}"))
     }
-    paths = batons | {path: marked[path] for path in owners}
-    holders, blind = _who_has_open(proc, stats, paths.keys())
+    found = batons | {path: marked[path] for path in owners}
+    holders, blind = _who_has_open(proc, stats, found.keys())
     # A build may have a directory of its own: then the owner of its lock shows where that is.
-    for path, found in holders.items():
-        paths.setdefault(path, found[0].pid)
-    for path, pid in paths.items():
+    for path, having in holders.items():
+        found.setdefault(path, having[0].pid)
+    for path, pid in found.items():
         try:
             changed_s = os.stat(f"{proc}/{pid}/root{path}").st_mtime
         except OSError:  # released in between
@@ -161,6 +167,8 @@ def read(
             held, why = _by_record(proc, stats, owner, blind=bool(blind))
         else:
             why = "" if held else (blind or _unseen_holders(proc, pid, path))
+        if not held and not why and path in partly:
+            why = f"not all of {partly[path]} was looked into: another may be the one"
         yield FileLock(
             path=path,
             kind="soft" if owner else "file",
@@ -238,8 +246,12 @@ def _directory(place: _Place, environment: Mapping[str, str]) -> str:
     return ""
 
 
-def _files(root: str, directory: str, place: _Place) -> Iterator[str]:
-    """Yield the lock files below a directory, as its owner sees them."""
+def _files(root: str, directory: str, place: _Place) -> tuple[list[str], bool]:
+    """Return the lock files below a directory, as its owner sees them, and whether these are all.
+
+    Directories deeper than the library makes them are left out.
+    """
+    found = []
     level, left = [directory] if directory else [], MOST_DIRECTORIES
     for _ in range(place.levels):
         below = []
@@ -248,9 +260,12 @@ def _files(root: str, directory: str, place: _Place) -> Iterator[str]:
                 if is_directory:
                     below.append(f"{each}/{name}")
                 elif place.names.search(name):
-                    yield f"{each}/{name}"
+                    found.append(f"{each}/{name}")
+        if len(level) > left:
+            return found, False
         left -= len(level)
         level = below
+    return found, True
 
 
 def _read_owner(path: str) -> Owner | None:

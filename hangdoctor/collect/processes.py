@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hangdoctor.collect.procfs import Stat
 
 MOST_FILES = 256
-"""Descriptors kept of one process."""
+"""Regular files kept of one process, and as many other descriptors."""
 
 _Key = tuple[int, int]  # pid and start_ticks name a process for ever
 _Outcome = Process | Missing | None
@@ -36,7 +36,7 @@ _Outcome = Process | Missing | None
 _WITHIN_S = {"process": 1.2, "title": 0.8, "files": 1.6}
 _processes: Bounded[_Key, Process | None] = Bounded()
 _titles: Bounded[_Key, str | Missing | None] = Bounded()
-_files: Bounded[_Key, tuple[OpenFile, ...] | Missing | None] = Bounded()
+_files: Bounded[_Key, tuple[tuple[OpenFile, ...], int] | Missing | None] = Bounded()
 
 _DULL_FILE = re.compile(r"^/(?:dev|proc|sys)/|\.(?:so(?:\.[\d.]+)?|pyc?|pth)$| \(deleted\)$")
 HOT_S = 0.02
@@ -49,6 +49,7 @@ _thread_cpu_s: dict[tuple[int, int], float] = {}  # at the last look: says what 
 
 _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
 _POSITION = re.compile(rb"^pos:\s*(\d+)", re.MULTILINE)
+_EVENTFD = "anon_inode:[eventfd]"
 _EVENTFD_ID = re.compile(rb"^eventfd-id:\s*(\d+)", re.MULTILINE)
 _EVENTFD_COUNT = re.compile(rb"^eventfd-count:\s*([0-9a-f]+)", re.MULTILINE)
 
@@ -110,13 +111,18 @@ def tree(stats: dict[int, Stat], look: Look) -> list[int]:
     return procfs.descendants(stats, heads, without=ours)
 
 
-def read_files(proc: str, pid: int) -> tuple[OpenFile, ...]:
+def read_files(proc: str, pid: int) -> tuple[tuple[OpenFile, ...], int]:
     """Read the descriptors worth keeping: files open for reading, FIFOs, pipes, eventfds.
+
+    Returns:
+        MOST_FILES regular files and as many others at most; and how many were left out.
 
     Raises:
         OSError: EACCES where refused.
     """
-    found = []
+    found: list[OpenFile] = []
+    room = {True: MOST_FILES, False: MOST_FILES}
+    left_out = 0
     stat = procfs.read_stat(proc, pid)
     reads = STIRS if stat and stat.state == "R" else 1
     for name in sorted(os.listdir(f"{proc}/{pid}/fd"), key=int):
@@ -124,14 +130,18 @@ def read_files(proc: str, pid: int) -> tuple[OpenFile, ...]:
             # A file's name may be any bytes; it is only shown.
             link = os.readlink(f"{proc}/{pid}/fd/{name}".encode())
             target = link.decode(errors="replace")
+            if not _is_worth_keeping(target):
+                continue
+            if not room[target.startswith("/")]:
+                left_out += 1
+                continue
             one = _open_file(proc, pid, int(name), target, reads=reads)
         except (FileNotFoundError, ProcessLookupError):  # closed in between
             continue
         if one:
             found.append(one)
-        if len(found) >= MOST_FILES:
-            break
-    return tuple(found)
+            room[target.startswith("/")] -= 1
+    return tuple(found), left_out
 
 
 def titles_of(proc: str, stats: Iterable[Stat]) -> dict[int, str]:
@@ -342,16 +352,21 @@ def _eventfd(fd: int, target: str, infos: list[bytes]) -> OpenFile:
     )
 
 
+def _is_worth_keeping(target: str) -> bool:
+    """Tell whether a descriptor may be worth it by where its link leads."""
+    if target.startswith("/"):
+        return not _DULL_FILE.search(target)
+    return target.startswith("pipe:") or target == _EVENTFD
+
+
 def _open_file(proc: str, pid: int, fd: int, target: str, *, reads: int) -> OpenFile | None:
     def fdinfo() -> bytes:
         return procfs.read(f"{proc}/{pid}/fdinfo/{fd}")
 
     if target.startswith("pipe:"):
         return OpenFile(fd=fd, kind="pipe", target=target)
-    if target == "anon_inode:[eventfd]":
+    if target == _EVENTFD:
         return _eventfd(fd, target, [fdinfo() for _ in range(reads)])
-    if not target.startswith("/") or _DULL_FILE.search(target):
-        return None
     # Through the link, so that it is the right file in whatever mount namespace.
     info = os.stat(f"{proc}/{pid}/fd/{fd}")
     if stat_bits.S_ISFIFO(info.st_mode):
@@ -386,10 +401,19 @@ def _with_title(process: Process, title: str | Missing | None) -> Process:
     return msgspec.structs.replace(process, title=title) if title else process
 
 
-def _with_files(process: Process, files: tuple[OpenFile, ...] | Missing | None) -> Process:
-    if isinstance(files, Missing):
-        unreadable = process.unreadable | {"fd": _for_user(files, process.user)}
+def _with_files(
+    process: Process, found: tuple[tuple[OpenFile, ...], int] | Missing | None
+) -> Process:
+    if isinstance(found, Missing):
+        unreadable = process.unreadable | {"fd": _for_user(found, process.user)}
         return msgspec.structs.replace(process, unreadable=unreadable)
+    if found is None:
+        return process
+    files, left_out = found
+    if left_out:
+        detail = f"{left_out} of its open files were not looked at, beyond {MOST_FILES}"
+        missing = Missing(reason="not-tried", detail=detail)
+        process = msgspec.structs.replace(process, unreadable=process.unreadable | {"fd": missing})
     return msgspec.structs.replace(process, files=files)
 
 

@@ -122,11 +122,16 @@ class _Refused(NamedTuple):
 
 
 class _Descriptors(NamedTuple):
-    """Of one process: where each leads, the members of epoll sets, the numbers of eventfds."""
+    """Of one process: where each leads, the members of epoll sets, the numbers of eventfds.
+
+    Attributes:
+        unseen: how many were left out.
+    """
 
     links: dict[int, str]
     epolls: dict[int, tuple[int, ...]]
     eventfds: dict[int, int]
+    unseen: int = 0
 
 
 _processes: Bounded[_Key, _Seen | _Refused | None] = Bounded()
@@ -189,6 +194,8 @@ def read(look: Look) -> Waits:
             by_pid[stat.pid] = answer.why
         else:
             seen.append(answer)
+            if look.peek and answer.runs and len(descriptors) > MOST_PEEKED:
+                answer.unreadable["registers"] = _NOT_PEEKED
     read_locks = partial(_read_locks, look.proc, stats, descriptors, search=look.locks)
     found = _locks.run({look.proc: read_locks}, within_s=_WITHIN_S["locks"])
     file_locks = found.get(look.proc, _LOCKS_BLOCK)
@@ -208,14 +215,18 @@ def _read_process(proc: str, stat: Stat, known: _Known, *, peeks: bool) -> _Seen
     user: int | None = None
     try:
         user = os.stat(f"{proc}/{pid}").st_uid
-        lines = _syscall_lines(proc, pid, known)
+        lines, unseen = _syscall_lines(proc, pid, known)
         unreadable: dict[str, Missing] = {}
+        if unseen:
+            unreadable["threads"] = _left_out(unseen, "threads", MOST_THREADS)
         try:
             descriptors = _read_descriptors(proc, pid)
             namespace = os.readlink(f"{proc}/{pid}/ns/net")
         except PermissionError as error:
             descriptors, namespace = _Descriptors({}, {}, {}), ""
             unreadable["fd"] = refused(f"{error.strerror} ({error.filename})", user)
+        if descriptors.unseen:
+            unreadable["fd"] = _left_out(descriptors.unseen, "descriptors", MOST_DESCRIPTORS)
         reader = _Reader(proc, pid, known, unreadable, user)
         if procfs.age_s(stat.start_ticks) >= _SETTLED_S:
             reader.map_once(lines)
@@ -274,8 +285,8 @@ _PAUSE_S = 0.001
 """Before each further read of a thread that waited for Python's lock: it runs for moments only."""
 
 
-def _syscall_lines(proc: str, pid: int, known: _Known) -> dict[int, str]:
-    """Return the line of each thread, the main thread first.
+def _syscall_lines(proc: str, pid: int, known: _Known) -> tuple[dict[int, str], int]:
+    """Return the line of each thread, the main thread first, and how many were left out.
 
     Raises:
         OSError: refused; a thread that has ended is left out.
@@ -297,7 +308,7 @@ def _syscall_lines(proc: str, pid: int, known: _Known) -> dict[int, str]:
                 lines[tid] = _syscall_line(task, tid) or "running"
     finally:
         os.close(task)
-    return lines
+    return lines, max(0, len(tids) - MOST_THREADS)
 
 
 def _syscall_line(task: int, tid: int) -> str | None:
@@ -319,25 +330,34 @@ def _syscall_line(task: int, tid: int) -> str | None:
 
 def _read_descriptors(proc: str, pid: int) -> _Descriptors:
     """Read the descriptors of a process."""
-    found = _Descriptors({}, {}, {})
+    links: dict[int, str] = {}
+    epolls: dict[int, tuple[int, ...]] = {}
+    eventfds: dict[int, int] = {}
     directory = os.open(f"{proc}/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for name in os.listdir(directory)[:MOST_DESCRIPTORS]:
+        names = os.listdir(directory)
+        for name in names[:MOST_DESCRIPTORS]:
             try:
                 link = os.readlink(name.encode(), dir_fd=directory).decode(errors="replace")
                 if link == "anon_inode:[eventpoll]":
                     info = procfs.read_table(f"{proc}/{pid}/fdinfo/{name}")
-                    found.epolls[int(name)] = tuple(map(int, _TFD.findall(info)))
+                    epolls[int(name)] = tuple(map(int, _TFD.findall(info)))
                 elif link == "anon_inode:[eventfd]":
                     number = eventfd_identity(procfs.read(f"{proc}/{pid}/fdinfo/{name}"))
                     if number is not None:
-                        found.eventfds[int(name)] = number
+                        eventfds[int(name)] = number
             except (FileNotFoundError, ProcessLookupError):  # closed in between
                 continue
-            found.links[int(name)] = link
+            links[int(name)] = link
     finally:
         os.close(directory)
-    return found
+    return _Descriptors(links, epolls, eventfds, max(0, len(names) - MOST_DESCRIPTORS))
+
+
+def _left_out(count: int, what: str, most: int) -> Missing:
+    return Missing(
+        reason="not-tried", detail=f"{count} of its {what} were not looked at, beyond {most}"
+    )
 
 
 def _readable_links(proc: str, pid: int) -> dict[int, str]:
@@ -567,6 +587,8 @@ class _World:
                         self.served.add(waited)
                         if thread.call.name in calls.READS:
                             self.readers.setdefault(waited, []).append(thread.tid)
+        # Of what was not looked at, any may serve any other end.
+        self.all_descriptors = not any("fd" in one.unreadable for one in seen)
         self.tables = self._read_tables()
         self.addresses: dict[str, dict[tuple[str, str], int]] = {}
         self.listeners: dict[str, dict[int, int]] = {}
@@ -731,9 +753,19 @@ class _World:
         pids = [pid for pid in dict.fromkeys(inside) if pid != one.pid] or inside[:1]
         holders = tuple(Holder(pid, self.seen[pid].comm) for pid in pids)
         if holders:
-            return holders, link in self.served, tuple(self.readers.get(link, ()))
+            served = True if link in self.served else self._served_by_nobody(pids)
+            alone = self._served_by_nobody(pids) is False
+            return holders, served, tuple(self.readers.get(link, ())) if alone else ()
         outside = tuple(self.outside.get(link, ()))
         return outside or None, None, ()
+
+    def _served_by_nobody(self, pids: list[int]) -> bool | None:
+        """Return False for an end that nobody was seen to serve; None where not all was looked at.
+
+        It counts what was left out of the launch's descriptors, and of its holders' threads.
+        """
+        whole = all("threads" not in self.seen[pid].unreadable for pid in pids)
+        return False if whole and self.all_descriptors else None
 
     def _pipe(self, one: _Seen, fd: int, link: str, kind: Any, thread: _Thread) -> WaitObject:
         """Return a pipe with the processes that hold its other end open."""
@@ -749,7 +781,11 @@ class _World:
         if not holders and one.namespace:
             holders = tuple(self.outside.get(link, ()))
         return WaitObject(
-            kind=kind, fd=fd, target=link, others=holders or None, served=False if holders else None
+            kind=kind,
+            fd=fd,
+            target=link,
+            others=holders or None,
+            served=self._served_by_nobody(pids) if holders else None,
         )
 
     def _read_tables(self) -> dict[str, sockets.Table | Missing]:
@@ -889,6 +925,9 @@ def _first_word(path: str) -> str:
 
 _BLOCKS = _Refused(
     Missing(reason="timeout", detail="reading it blocks: a lock of the process is held"), {}
+)
+_NOT_PEEKED = Missing(
+    reason="not-tried", detail=f"the {MOST_PEEKED} processes nearest to the root are peeked at"
 )
 _LOCKS_BLOCK = Missing(reason="timeout", detail="a directory of locks is on stalled storage")
 _NO_ANSWER = Missing(reason="timeout", detail="the kernel's list of sockets did not come in time")

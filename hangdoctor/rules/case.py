@@ -306,6 +306,14 @@ def unseen_progress(case: Case, phase: Phase | None) -> list[str]:
             for track in case.facts.tracks.values()
             if track.rank and track.present and track.process.io is None
         ]
+        needs += [
+            f"all open files of {track.rank}: {track.files_missing.detail}"
+            for track in case.facts.tracks.values()
+            if track.rank
+            and track.present
+            and track.files_missing is not None
+            and track.files_missing.reason == "not-tried"
+        ]
         if blind:
             needs.append(f"the I/O counters of {', '.join(sorted(blind))}: run as the same user")
     if "gpus" in case.engine.phase(phase).progress and not case.facts.cpu_launch:

@@ -98,6 +98,23 @@ def test_a_baton_that_nobody_has_open_has_lost_its_owner(program, baton, tmp_pat
     assert lock_at(baton, launch.pid).older_than_all is False
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees all who may hold it")
+def test_a_baton_in_a_cache_that_was_not_searched_whole_may_not_be_the_one(
+    program, baton, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(lock_files, "_unseen_holders", lambda *_: "")
+    baton.touch()
+    (baton.parents[1] / "fused_kernels").mkdir()
+    launch = program("ranks", "unix", "baton", "baton", baton, env=extensions(tmp_path))
+    assert lock_at(baton, launch.pid).owner == "dead"
+    entries = lock_files._entries
+    in_order = lambda directory: sorted(entries(directory), reverse=True)  # noqa: E731
+    monkeypatch.setattr(lock_files, "_entries", in_order)
+    monkeypatch.setattr(lock_files, "MOST_DIRECTORIES", 2)
+    lock = lock_at(baton, launch.pid)
+    assert (lock.owner, lock.why.startswith("not all of ")) == ("unknown", True)
+
+
 def test_a_baton_on_a_network_file_system_may_be_another_machines(tmp_path):
     mounts = tmp_path / "7" / "mountinfo"
     mounts.parent.mkdir()

@@ -155,6 +155,16 @@ def test_descriptors_worth_keeping_are_kept_with_their_position(program, tmp_pat
     assert not {said["writing"], said["unix"], said["null"], said["source"]} & files.keys()
 
 
+def test_what_is_left_out_of_the_descriptors_is_said(program, tmp_path, monkeypatch):
+    target = program("open_files", tmp_path)
+    assert "fd" not in only(look_at(target.pid, files=True)).unreadable
+    monkeypatch.setattr(processes, "MOST_FILES", 1)
+    process = only(look_at(target.pid, files=True))
+    assert [file.kind for file in process.files] == ["pipe", "file"]
+    assert process.unreadable["fd"].reason == "not-tried"
+    assert " of its open files were not looked at" in process.unreadable["fd"].detail
+
+
 def test_a_name_with_blanks_and_parentheses_is_read_whole(program):
     target = program("sleep", "x) R 1 (y")
     process = only(look_at(target.pid))

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import restricted
 
+from hangdoctor.blocked import only_target
 from hangdoctor.collect import procfs, sockets, waits
 from hangdoctor.collect.look import Look
 from hangdoctor.model import Missing, ProcessWaits, Waits
@@ -171,6 +172,26 @@ def test_the_same_wait_has_gone_to_sleep_as_often_as_before(program):
     again = wait_of(launch.pid, first, call="read")
     assert once.switches is not None
     assert once == msgspec.structs.replace(again, libraries=once.libraries)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "what"), [("MOST_DESCRIPTORS", 40, "fd"), ("MOST_THREADS", 3, "threads")]
+)
+def test_an_end_may_be_served_by_what_was_left_out(limit, most, what, program, monkeypatch):
+    launch = program("ranks", "unix", "recv", "crowd")
+    first, second = launch.said["ranks"]
+    wait_of(launch.pid, second, call="futex")
+    assert only_target(wait_of(launch.pid, first, call="read")) == second
+    monkeypatch.setattr(waits, limit, most)
+    until_s = time.monotonic() + PATIENCE_S
+    while (
+        what not in (cut := look_at(launch.pid).by_pid[second]).unreadable
+    ):  # they come one by one
+        assert time.monotonic() < until_s
+    assert cut.unreadable[what].reason == "not-tried"
+    wait = wait_of(launch.pid, first, call="read")
+    assert [holder.pid for holder in wait.objects[0].others] == [second]
+    assert only_target(wait) is None
 
 
 @needs_root

@@ -35,6 +35,9 @@ def connection(kind):
     return (ours, listener) if kind == "backlog" else (ours, listener.accept()[0])
 
 
+_kept = []
+
+
 def recv(end, _):
     os.read(end, 8)
 
@@ -68,6 +71,14 @@ def sleep(_, __):
     threading.Event().wait()
 
 
+def crowd(_, __):
+    """Has many descriptors and threads, and waits for none of them."""
+    _kept.extend(os.dup(0) for _ in range(60))
+    for _ in range(5):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    threading.Event().wait()
+
+
 def fifo(_, path):
     with Path(path).open("rb") as shard:
         shard.read()
@@ -79,9 +90,6 @@ def connect(_, __):
     address = listener.getsockname()
     _kept.extend((listener, socket.create_connection(address)))
     socket.create_connection(address)
-
-
-_kept = []
 
 
 def flock(_, path):
