@@ -206,11 +206,12 @@ def test_with_consent_the_calls_of_a_loop_that_no_counter_shows_are_told(program
     with Observer([started.pid], peek=True) as observer:
         watch = Watch(observer)
         watch.look("waits")
-        for _ in range(2):
+        caught = set()
+        while caught != {"sendto", "recvfrom"}:  # in few peeks only one of them may be seen
             has_used(started.pid, 0.2)
             watch.look("waits")
-    rank = watch.facts.rank("TP0")
-    assert set(rank.loop.caught_in) == {"sendto", "recvfrom"}
+            rank = watch.facts.rank("TP0")
+            caught = set(rank.loop.caught_in) if rank.loop else set()
     assert "that no counter shows (" + ", ".join(rank.loop.caught_in) in loop_words(rank)
     assert "(unix socket, other end at TP0) in " in rank.caught_in
     assert watch.facts.tracks[started.pid].process.tracer_pid == 0

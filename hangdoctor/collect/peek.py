@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 PEEKS = 16
 """Looks at one thread: a loop is caught outside of its calls now and then."""
 MOST_CALLS = 3
+STOP_WITHIN_S = 0.02
+"""A thread that has a CPU stops in microseconds; one that has just gone into state D does not."""
 
 _BETWEEN_S = 0.001
-_DEADLINE_S = 0.02
-"""A running thread stops in microseconds; one that has just gone into state D does not."""
 _FIRST_PAUSE_S = 0.00001
 _SEIZE, _INTERRUPT, _GETREGS, _DETACH = 0x4206, 0x4207, 12, 17
 _EVENT_STOP = 128
@@ -60,30 +60,42 @@ def supported() -> bool:
     return _MACHINE == "x86_64"
 
 
-def peek(proc: str, pid: int, tid: int) -> Peek | Missing | None:
+def peek(
+    proc: str, pid: int, tid: int, *, stop_within_s: float = STOP_WITHIN_S
+) -> Peek | Missing | None:
     """Look at the registers of a running thread some times; None where it does not run any more.
 
     In a thread of its own: when that ends, the kernel lets go of whatever it still traces.
+
+    Args:
+        proc: root of the processes; only /proc numbers threads as ptrace does.
+        pid: of the process.
+        tid: of the thread.
+        stop_within_s: a thread that does not stop in this time is let go, and not looked at again.
     """
     if not supported():
         return Missing(reason="unsupported", detail=f"registers are not read on {_MACHINE}")
     if proc != "/proc":
         return Missing(reason="unsupported", detail=f"{proc} numbers threads in another way")
     answers: list[Peek | Missing | None] = []
-    tracer = threading.Thread(target=lambda: answers.append(_peek(proc, pid, tid)), daemon=True)
+
+    def look() -> None:
+        answers.append(_peek(proc, pid, tid, stop_within_s))
+
+    tracer = threading.Thread(target=look, daemon=True)
     tracer.start()
     tracer.join()
     return answers[0] if answers else Missing(reason="failed", detail="the look at it broke off")
 
 
-def _peek(proc: str, pid: int, tid: int) -> Peek | Missing | None:
+def _peek(proc: str, pid: int, tid: int, stop_within_s: float) -> Peek | Missing | None:
     libc, pause = _Libc(), _come_first()
     stops: list[_Stop] = []
     for _ in range(PEEKS):
         if not _may_be_stopped(proc, pid, tid):
             break
         try:
-            stop = _stop_once(libc, tid, pause)
+            stop = _stop_once(libc, tid, pause, stop_within_s)
         except PermissionError as error:
             return refused(f"{error.strerror} (ptrace of {tid})", _user(proc, pid))
         except (OSError, TimeoutError):  # it ended, or waits for the kernel by now
@@ -139,13 +151,16 @@ def _may_be_stopped(proc: str, pid: int, tid: int) -> bool:
     return free and status.get("State", "")[:1] == "R" and call.startswith(b"running")
 
 
-def _stop_once(libc: _Libc, tid: int, pause: Callable[[], None]) -> _Stop | None:
+def _stop_once(
+    libc: _Libc, tid: int, pause: Callable[[], None], stop_within_s: float
+) -> _Stop | None:
     """Stop a thread, read its registers, let it go on; None where these were not a call's.
 
     Args:
         libc: see there.
         tid: of the thread.
         pause: lets it run where it needs our CPU to come to its stop.
+        stop_within_s: as in `peek`.
 
     Raises:
         OSError: it may not be traced, or has ended.
@@ -156,7 +171,7 @@ def _stop_once(libc: _Libc, tid: int, pause: Callable[[], None]) -> _Stop | None
     began_s = ran_s = asked_s = time.perf_counter()
     libc.ptrace(_INTERRUPT, tid)
     while (status := libc.status(tid)) is None:
-        if asked_s - began_s > _DEADLINE_S:
+        if asked_s - began_s > stop_within_s:
             raise TimeoutError
         ran_s = asked_s
         pause()

@@ -25,10 +25,13 @@ from hangdoctor.model import Missing
 
 ROOT = Path(__file__).parents[2]
 SIGNALS = 300
-pytestmark = [
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only"),
-    pytest.mark.xfail(strict=False, reason="a stop has 20 ms, which a loaded machine can exceed"),
-]
+PATIENCE_S = 60
+"""A machine with more to do than CPUs lets a thread wait for its stop for longer than we do."""
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
+
+
+def peek_in_time(pid):
+    return peek("/proc", pid, pid, stop_within_s=PATIENCE_S)
 
 
 def state_of(pid):
@@ -50,7 +53,8 @@ def look_at(program, **options):
 
 def test_the_call_and_descriptor_of_a_running_thread_are_told(program):
     loop = program("eventfd_loop")
-    found = peek("/proc", loop.pid, loop.pid)
+    has_used(loop.pid, 0.05)  # it is in its loop
+    found = peek_in_time(loop.pid)
     assert (found.tid, found.peeks) == (loop.pid, PEEKS)
     assert found.calls[0].call == "write"
     if hasattr(os, "eventfd"):
@@ -59,7 +63,8 @@ def test_the_call_and_descriptor_of_a_running_thread_are_told(program):
 
 def test_a_spin_in_no_call_is_caught_in_none(program):
     spin = program("loops", "native_spin")
-    assert peek("/proc", spin.pid, spin.pid).calls == ()
+    has_used(spin.pid, 0.05)  # it is in its loop
+    assert peek_in_time(spin.pid).calls == ()
 
 
 def test_a_target_gets_every_signal_and_its_calls_come_back_whole(program):
@@ -75,7 +80,7 @@ def test_a_target_gets_every_signal_and_its_calls_come_back_whole(program):
     sender.start()
     peeks = 0
     while sender.is_alive():
-        found = peek("/proc", target.pid, target.pid)
+        found = peek_in_time(target.pid)
         peeks += found.peeks if found else 0
     assert [said["signals"] for said in heard] == list(range(1, SIGNALS + 1))
     assert {said["odd"] for said in heard} == {0}
@@ -118,7 +123,7 @@ def held_by_a_peeker(target):
             ptrace(libc, request, tid, data)
 
         peek._Libc.ptrace = stays
-        peek.peek("/proc", {target.pid}, {target.pid})
+        peek.peek("/proc", {target.pid}, {target.pid}, stop_within_s={PATIENCE_S})
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as peeker:
@@ -141,6 +146,7 @@ def test_a_killed_peeker_leaves_its_target_running(program):
 def test_a_thread_that_does_not_come_to_its_stop_is_let_go_of(program, tmp_path, monkeypatch):
     monkeypatch.setattr(peeking, "_may_be_stopped", lambda *_: True)  # it was at work just before
     target = program("uninterruptible", tmp_path / "held")
+    wait_for_state(target.pid, ("D", "0"))
     assert peek("/proc", target.pid, target.pid) is None
     wait_for_state(target.pid, ("D", "0"))
 
@@ -150,12 +156,10 @@ def test_a_thread_that_has_ended_is_none():
 
 
 def peeked(loop):
-    """Look until it was peeked at: beside other tests it may get less than half a core at first."""
-    while not getattr(look_at(loop, peek=True).peek, "calls", ()):
+    """Look until it was caught: beside other tests it may get less than half a core at first."""
+    while not (found := look_at(loop, peek=True)).peek or not found.peek.calls:
         has_used(loop.pid, 0.1)
-    has_used(loop.pid, 0.1)
-    found = look_at(loop, peek=True)
-    return found if getattr(found.peek, "calls", ()) else peeked(loop)
+    return found
 
 
 def test_only_a_look_that_may_peek_does_so_and_names_what_the_descriptor_leads_to(program):
