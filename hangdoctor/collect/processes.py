@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hangdoctor.collect.look import Look
-    from hangdoctor.collect.procfs import Stat
+    from hangdoctor.collect.procfs import Stat, ThreadStat
 
 MOST_FILES = 256
 """Regular files kept of one process, and as many other descriptors."""
@@ -34,6 +34,7 @@ _Key = tuple[int, int]  # pid and start_ticks name a process for ever
 _Outcome = Process | Missing | None
 
 _WITHIN_S = {"process": 1.2, "title": 0.8, "files": 1.6}
+_kept = procfs.KeptOpen()
 _processes: Bounded[_Key, Process | None] = Bounded()
 _titles: Bounded[_Key, str | Missing | None] = Bounded()
 _files: Bounded[_Key, tuple[tuple[OpenFile, ...], int] | Missing | None] = Bounded()
@@ -56,7 +57,7 @@ _EVENTFD_COUNT = re.compile(rb"^eventfd-count:\s*([0-9a-f]+)", re.MULTILINE)
 
 def read(look: Look) -> Processes:
     """Read the processes of the tree. A process that ends in between is left out."""
-    stats = procfs.scan(look.proc)
+    stats = procfs.scan(look.proc, _kept.read)
     keys = {(pid, stats[pid].start_ticks): stats[pid] for pid in tree(stats, look)}
     if len(_thread_cpu_s) > MOST_REMEMBERED:
         _thread_cpu_s.clear()
@@ -85,6 +86,7 @@ def read(look: Look) -> Processes:
         if look.files:
             process = _with_files(process, files.get(key, _NO_FILES))
         processes.append(process)
+    _kept.close_unused()
     return Processes(
         processes=tuple(processes),
         roots=tuple(look.roots),
@@ -287,7 +289,7 @@ def _read_threads(
     for tid in tids:
         at = f"{proc}/{pid}/task/{tid}/"
         try:
-            stat = procfs.parse_stat(procfs.read(at + "stat"))
+            stat = procfs.parse_thread_stat(_kept.read(at + "stat"))
         except (FileNotFoundError, ProcessLookupError):
             continue
         words: dict[str, str | None] = {}
@@ -296,7 +298,7 @@ def _read_threads(
             if name in unreadable or stat.state == "Z":
                 continue
             try:
-                words[name] = procfs.read(at + name).decode().strip()
+                words[name] = _kept.read(at + name).decode().strip()
             except ProcessLookupError:
                 continue
             except OSError as error:
@@ -316,15 +318,15 @@ def _read_threads(
     return tuple(threads)
 
 
-def _is_hot(pid: int, stat: Stat) -> bool:
+def _is_hot(pid: int, stat: ThreadStat) -> bool:
     """Tell whether a thread has used CPU since the last look, or runs where there was none."""
-    key = (pid, stat.pid)
+    key = (pid, stat.tid)
     before_s = _thread_cpu_s.get(key)
     _thread_cpu_s[key] = stat.cpu_s
     return stat.state == "R" if before_s is None else stat.cpu_s - before_s >= HOT_S
 
 
-def _hot(at: str, stat: Stat, unreadable: dict[str, Missing]) -> HotThread:
+def _hot(at: str, stat: ThreadStat, unreadable: dict[str, Missing]) -> HotThread:
     """Read more of a thread; what cannot be read stays None."""
     io = queue_s = sleeps = preempted = None
     with contextlib.suppress(OSError, ValueError, KeyError, IndexError):

@@ -134,6 +134,7 @@ class _Descriptors(NamedTuple):
     unseen: int = 0
 
 
+_kept = procfs.KeptOpen()
 _processes: Bounded[_Key, _Seen | _Refused | None] = Bounded()
 _tables: Bounded[str, sockets.Table | Missing] = Bounded()
 _locks: Bounded[str, tuple[FileLock, ...] | Missing] = Bounded()
@@ -164,7 +165,7 @@ _known: dict[_Key, _Known] = {}
 
 def read(look: Look) -> Waits:
     """Read what all blocked threads of the tree wait for."""
-    stats = procfs.scan(look.proc)
+    stats = procfs.scan(look.proc, _kept.read)
     keys = {(pid, stats[pid].start_ticks): stats[pid] for pid in tree(stats, look)}
     for gone in _known.keys() - keys.keys():
         del _known[gone]
@@ -196,9 +197,13 @@ def read(look: Look) -> Waits:
             seen.append(answer)
             if look.peek and answer.runs and len(descriptors) > MOST_PEEKED:
                 answer.unreadable["registers"] = _NOT_PEEKED
-    read_locks = partial(_read_locks, look.proc, stats, descriptors, search=look.locks)
-    found = _locks.run({look.proc: read_locks}, within_s=_WITHIN_S["locks"])
-    file_locks = found.get(look.proc, _LOCKS_BLOCK)
+    _kept.close_unused()
+    file_locks: tuple[FileLock, ...] | Missing = ()
+    # The kernel keeps all locks of the machine waiting while it lists them, for milliseconds.
+    if look.locks or len(seen) < len(descriptors) or any(map(_waits_for_lock, seen)):
+        read_locks = partial(_read_locks, look.proc, stats, descriptors, search=look.locks)
+        found = _locks.run({look.proc: read_locks}, within_s=_WITHIN_S["locks"])
+        file_locks = found.get(look.proc, _LOCKS_BLOCK)
     world = _World(look.proc, stats, seen, file_locks)
     for one in seen:
         by_pid[one.pid] = world.waits_of(one)
@@ -292,40 +297,28 @@ def _syscall_lines(proc: str, pid: int, known: _Known) -> tuple[dict[int, str], 
         OSError: refused; a thread that has ended is left out.
     """
     lines: dict[int, str] = {}
-    task = os.open(f"{proc}/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        tids = sorted(map(int, os.listdir(task)), key=lambda tid: (tid != pid, tid))
-        for tid in tids[:MOST_THREADS]:
-            line = _syscall_line(task, tid)
-            if line is not None:
-                lines[tid] = line
-        # Who waits for the GIL wakes every 5 ms, and may just have done so.
-        for _ in range(_TRIES):
-            running = [tid for tid, line in lines.items() if line == "running"]
-            if known.waited_for_gil.intersection(running):
-                time.sleep(_PAUSE_S)
-            for tid in running:
-                lines[tid] = _syscall_line(task, tid) or "running"
-    finally:
-        os.close(task)
+    task = f"{proc}/{pid}/task"
+    tids = sorted(map(int, os.listdir(task)), key=lambda tid: (tid != pid, tid))
+    for tid in tids[:MOST_THREADS]:
+        line = _syscall_line(task, tid)
+        if line is not None:
+            lines[tid] = line
+    # Who waits for the GIL wakes every 5 ms, and may just have done so.
+    for _ in range(_TRIES):
+        running = [tid for tid, line in lines.items() if line == "running"]
+        if known.waited_for_gil.intersection(running):
+            time.sleep(_PAUSE_S)
+        for tid in running:
+            lines[tid] = _syscall_line(task, tid) or "running"
     return lines, max(0, len(tids) - MOST_THREADS)
 
 
-def _syscall_line(task: int, tid: int) -> str | None:
-    """Read the line of a thread; None where it has ended.
-
-    Relative to its directory: hundreds of paths from the root on cost more than all the rest.
-    """
+def _syscall_line(task: str, tid: int) -> str | None:
+    """Read the line of a thread; None where it has ended."""
     try:
-        fd = os.open(f"{tid}/syscall", os.O_RDONLY | os.O_CLOEXEC, dir_fd=task)
-    except FileNotFoundError:
+        return _kept.read(f"{task}/{tid}/syscall").decode().strip()
+    except (FileNotFoundError, ProcessLookupError):
         return None
-    try:
-        return os.read(fd, 256).decode().strip()
-    except ProcessLookupError:
-        return None
-    finally:
-        os.close(fd)
 
 
 def _read_descriptors(proc: str, pid: int) -> _Descriptors:
@@ -847,6 +840,10 @@ class _World:
             for link in wanted & links:
                 found.setdefault(link, []).append(Holder(pid, stats[pid].comm))
         return found
+
+
+def _waits_for_lock(one: _Seen) -> bool:
+    return any(thread.call.name in calls.LOCKS for thread in one.threads)
 
 
 def _read_locks(

@@ -28,7 +28,7 @@ from hangdoctor.collect import Observer, procfs, stacks
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "threads.py"
 PROCESSES, THREADS, ROUNDS = 8, 60, 20
-WATCH_S, PAIRS = 5.0, 8
+STRETCH_S, PAIRS = 2, 60
 
 
 @contextmanager
@@ -97,29 +97,62 @@ def spread(numbers):
     return f"{statistics.median(numbers):7.1f} (min {min(numbers):.1f}, max {max(numbers):.1f})"
 
 
-def count_in(counter, pid, seconds, observer):
-    """Return how far the target counts: in a second, and in a second of its own CPU time.
+class Counter:
+    """How far a target has counted, and how much CPU it has used for that."""
 
-    The second number does not suffer from what else the machine does.
+    def __init__(self, path, pid):
+        self._pid = pid
+        with path.open("rb") as file:
+            self._shared = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
+
+    def read(self):
+        """Return the time, the count and the CPU seconds of the target."""
+        cpu_ns = int(procfs.read(f"/proc/{self._pid}/schedstat").split()[0])
+        return time.perf_counter(), struct.unpack("=Q", self._shared[:8])[0], cpu_ns / 1e9
+
+
+def rates(counter, seconds, look):
+    """Return how far the target counts in a second, and in a second of its own CPU time.
+
+    The second number does not suffer from what else the machine does. `look` is called once a
+    second, and may do nothing.
     """
-    with counter.open("rb") as file, mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ) as shared:
+    began_s, first, first_cpu_s = counter.read()
+    for number in range(seconds):
+        look()
+        time.sleep(max(0.0, began_s + number + 1 - time.perf_counter()))
+    ended_s, last, last_cpu_s = counter.read()
+    return (last - first) / (ended_s - began_s), (last - first) / (last_cpu_s - first_cpu_s)
 
-        def now():
-            return struct.unpack("=Q", shared[:8])[0], procfs.read_stat("/proc", pid).cpu_s
 
-        began_s, (first, first_cpu_s) = time.perf_counter(), now()
-        looks = 0
-        while (passed_s := time.perf_counter() - began_s) < seconds:
-            if observer and passed_s >= looks:
-                due = {"processes", "host", "gpus"} | ({"files"} if looks % 5 == 0 else set())
-                due |= {"waits"} if looks % 5 == 0 else set()
-                observer.take(frozenset(due), at_s=passed_s, wall_s=0)
-                looks += 1
-            left_s = seconds - passed_s
-            time.sleep(max(0.0, min(left_s, looks - passed_s) if observer else left_s))
-        last, last_cpu_s = now()
-        counted = last - first
-        return counted / (time.perf_counter() - began_s), counted / (last_cpu_s - first_cpu_s)
+def compare(counter, observer):
+    """Return what is left of the target's rates where it is watched, in percent, of each pair.
+
+    A pair is two stretches of some seconds beside each other, alone and watched in turn, so that
+    what else changes on the machine falls on both.
+    """
+    looks = 0
+
+    def look():
+        nonlocal looks
+        due = {"processes", "host", "gpus"} | ({"files", "waits"} if looks % 5 == 0 else set())
+        observer.take(frozenset(due), at_s=looks, wall_s=0)
+        looks += 1
+
+    pairs = []
+    for number in range(PAIRS):
+        ways = [look, lambda: None] if number % 2 else [lambda: None, look]
+        of = {way is look: rates(counter, STRETCH_S, way) for way in ways}
+        pairs.append([100 * of[True][kind] / of[False][kind] for kind in (0, 1)])
+    return [[pair[kind] for pair in pairs] for kind in (0, 1)]
+
+
+def interval(numbers):
+    """Return the median, and between what it is in 19 cases of 20, by the order of the numbers."""
+    numbers = sorted(numbers)
+    middle, off = len(numbers) / 2, 0.98 * len(numbers) ** 0.5
+    low, high = numbers[int(middle - off)], numbers[min(len(numbers) - 1, int(middle + off))]
+    return f"{statistics.median(numbers):7.2f} ({low:.2f} to {high:.2f}; {len(numbers)} pairs)"
 
 
 def busy_s(observer):
@@ -147,16 +180,12 @@ def main():
                 print("  py-spy in sequence    ", others_ms(lambda p=pids: dump_in_sequence(p), 5))
         with targets(1, counter) as pids, Observer(pids) as observer:
             observer.take(cheap, at_s=0, wall_s=0)
-            before_s, watched, in_cpu = busy_s(observer), [], []
-            for _ in range(PAIRS):
-                alone, alone_cpu = count_in(counter, pids[0], WATCH_S, None)
-                beside, beside_cpu = count_in(counter, pids[0], WATCH_S, observer)
-                watched.append(100 * beside / alone)
-                in_cpu.append(100 * beside_cpu / alone_cpu)
-            share = 100 * (busy_s(observer) - before_s) / (PAIRS * WATCH_S)
+            before_s = busy_s(observer)
+            by_clock, by_cpu = compare(Counter(counter, pids[0]), observer)
+            share = 100 * (busy_s(observer) - before_s) / (PAIRS * STRETCH_S)
             print("a target at work, watched once a second, keeps of its throughput [%]")
-            print(f"  by the clock           {spread(watched)}")
-            print(f"  by its own CPU time    {spread(in_cpu)}")
+            print(f"  by the clock           {interval(by_clock)}")
+            print(f"  by its own CPU time    {interval(by_cpu)}")
             print(f"the observer and its workers need {share:.2f} % of one CPU")
     print(f"load average at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
 
