@@ -28,12 +28,13 @@ _MOST_ELF_BYTES = 64 << 20
 
 
 class Range(NamedTuple):
-    """A part of the address space that is mapped from a file."""
+    """A part of the address space that is mapped from a file; `code` can be run."""
 
     start: int
     end: int
     offset: int
     path: str
+    code: bool = True
 
 
 class Maps:
@@ -45,7 +46,7 @@ class Maps:
 
     def __init__(self, proc: str, pid: int) -> None:
         ranges = parse_maps(procfs.read_table(f"{proc}/{pid}/maps"))
-        code = [each for each in ranges if each.path]
+        code = [each for each in ranges if each.code]  # else it is data, a locale's say
         self._starts = [each.start for each in code]
         self._code = code
         self.runtime = _runtime(proc, pid, ranges)
@@ -75,7 +76,7 @@ def parse_maps(raw: bytes) -> list[Range]:
     """Parse /proc/PID/maps: what holds code of a file, and where each file begins.
 
     >>> parse_maps(b"7f1c-7f1e r-xp 0000a000 08:01 5  /usr/lib/libzmq.so.5")
-    [Range(start=32540, end=32542, offset=40960, path='/usr/lib/libzmq.so.5')]
+    [Range(start=32540, end=32542, offset=40960, path='/usr/lib/libzmq.so.5', code=True)]
     """
     found = []
     for line in raw.splitlines():
@@ -86,11 +87,8 @@ def parse_maps(raw: bytes) -> list[Range]:
         if not executable and words[2].strip(b"0"):
             continue
         start, _, end = words[0].partition(b"-")
-        found.append(
-            Range(
-                int(start, 16), int(end, 16), int(words[2], 16), words[5].decode(errors="replace")
-            )
-        )
+        path = words[5].decode(errors="replace")
+        found.append(Range(int(start, 16), int(end, 16), int(words[2], 16), path, executable))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -133,6 +134,31 @@ def test_a_thread_that_python_does_not_know_is_seen_with_its_peer(program):
         found = look_at(launch.pid).by_pid[second]
         native = [wait for wait in found.threads if wait.tid != second and wait.call == "read"]
     (wait,) = native
+    assert [holder.pid for holder in wait.objects[0].others] == [first]
+
+
+WATCH = """
+#include <pthread.h>
+#include <unistd.h>
+static void *run(void *fd) { char word; return (void *)(read((long)fd, &word, 1) + 0L); }
+void watch(int fd) { pthread_t thread; pthread_create(&thread, 0, run, (void *)(long)fd); }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler here")
+def test_a_thread_of_a_library_is_seen_with_its_call_and_the_library(program, tmp_path):
+    library = tmp_path / "libproxy.so"
+    command = ["cc", "-shared", "-fPIC", "-O0", "-xc", "-", "-o", str(library), "-lpthread"]
+    subprocess.run(command, input=WATCH.encode(), check=True)
+    launch = program("ranks", "unix", "sleep", "library", library)
+    first, second = launch.said["ranks"]
+    until_s = time.monotonic() + PATIENCE_S
+    native = []
+    while not native and time.monotonic() < until_s:  # its maps are read when it has settled
+        threads = look_at(launch.pid).by_pid[second].threads
+        native = [wait for wait in threads if wait.call == "read" and wait.libraries]
+    (wait,) = native
+    assert wait.libraries == ("libproxy.so",)
     assert [holder.pid for holder in wait.objects[0].others] == [first]
 
 

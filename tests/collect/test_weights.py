@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hangdoctor.collect import weights
+from hangdoctor.blocked import describe
+from hangdoctor.collect import procfs, waits, weights
 from hangdoctor.collect.look import Look
 from hangdoctor.model import Checkpoint, HeldFile, Missing
 
@@ -156,6 +157,10 @@ def test_a_shard_that_stalls_is_in_state_d_as_a_slow_one_and_comes_no_further(tm
             select.select([], [], [], 0.3)
             still.append(held(reader)[0].resident_bytes)
         assert _state(reader) == "D"
+        start = procfs.read_stat("/proc", reader).start_ticks
+        main = waits.read(Look(roots={reader: start})).by_pid[reader].threads[0]
+        assert (main.call, main.objects, "wait" in main.kernel) == ("page fault", (), True)
+        assert describe(main, str, {}) == f"page fault ({main.kernel})"
         found = look(reader, "", checkpoint=True)
         assert found.held[reader][0].resident_bytes == still[-1]
         assert isinstance(found.checkpoint, Missing) or found.checkpoint.mount.type == "fuse.slow"

@@ -187,6 +187,12 @@ def native(end, _):
     threading.Event().wait()
 
 
+def library(end, path):
+    """Has a thread that a library (argv[5]) has started, as gloo and NCCL do; it reads its end."""
+    ctypes.CDLL(path).watch(end)
+    threading.Event().wait()
+
+
 def main():
     if sys.argv[1] == "rank":
         end, does, path, says = int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
