@@ -217,6 +217,24 @@ def test_with_consent_the_calls_of_a_loop_that_no_counter_shows_are_told(program
     assert watch.facts.tracks[started.pid].process.tracer_pid == 0
 
 
+@pytest.mark.skipif(not restricted.IS_ROOT, reason="hiding files of /proc takes root")
+def test_without_tracing_a_loop_is_still_told_by_its_counters(program):
+    started = program("loops", "eventfd_own", before=AS_RANK)
+    with tempfile.TemporaryDirectory(prefix="hangdoctor-rights-") as place:
+        Path(place).chmod(0o755)
+        command = restricted.hangdoctor(
+            place, "diagnose", started.pid, "--for=8", "--stall-after=1", "--format=json",
+            deny_tracing=True, hide=[started.pid],
+        )  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    found = json.loads(done.stdout)
+    (loop,) = [each for each in found["findings"] if each["rule"] == "eventfd-runaway"]
+    assert "TP0 writes to and reads from an eventfd" in loop["title"]
+    assert "syscall of TP0" in {each["what"] for each in found["missing"]}
+    assert found["state"] != "hung"
+
+
 @pytest.mark.skipif(not restricted.IS_ROOT, reason="only root can become another user")
 def test_another_users_loop_is_unknown_and_its_counters_missing(program):
     started = program("loops", "eventfd_own", before=AS_RANK)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -153,6 +154,39 @@ def test_descriptors_worth_keeping_are_kept_with_their_position(program, tmp_pat
     if said["counter"] != -1:
         assert (files[said["counter"]].kind, files[said["counter"]].position) == ("eventfd", 31)
     assert not {said["writing"], said["unix"], said["null"], said["source"]} & files.keys()
+
+
+def held_open(files):
+    links = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the directory
+            links.add(str(fd.readlink()))
+    return [file for file in files if file in links]
+
+
+def test_what_is_kept_open_ends_with_its_process_or_when_it_is_not_read_any_more(program):
+    kept = procfs.KeptOpen()
+    target, other = program("sleep"), program("sleep")
+    files = [f"/proc/{one.pid}/schedstat" for one in (target, other)]
+    assert [kept.read(file) for file in files] == [procfs.read(file) for file in files]
+    assert held_open(files) == files
+    target.process.kill()
+    target.process.wait()
+    with pytest.raises(FileNotFoundError):
+        kept.read(files[0])
+    assert held_open(files) == files[1:]
+    kept.close_unused()
+    assert held_open(files) == files[1:]
+    kept.close_unused()
+    assert held_open(files) == []
+
+
+def test_where_no_more_can_be_kept_open_files_are_read_all_the_same(program, monkeypatch):
+    monkeypatch.setattr(procfs, "MOST_KEPT", 1)
+    kept = procfs.KeptOpen()
+    files = [f"/proc/{program('sleep').pid}/schedstat" for _ in range(2)]
+    assert [kept.read(file) for file in files] == [procfs.read(file) for file in files]
+    assert held_open(files) == files[:1]
 
 
 def test_what_is_left_out_of_the_descriptors_is_said(program, tmp_path, monkeypatch):
