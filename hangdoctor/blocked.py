@@ -34,6 +34,8 @@ _IDLE_IN = (
 )  # fmt: skip
 """Modules of Python in which threads wait that have nothing to do."""
 _UNANSWERED = ("syn-sent", "not accepted")
+MOST_RETRANSMITS = 4
+"""What TCP has sent so often again has had no answer for 3 s at least: 0.2, 0.4, 0.8, 1.6 s."""
 _KINDS = {"unix": "unix socket", "tcp": "TCP", "socket": "socket", "fifo": "FIFO"}
 
 
@@ -55,6 +57,7 @@ class Blocked(Struct, frozen=True):
         owner_tid: thread of the same process that owns the mutex it waits for.
         futex: as in ThreadWait.
         libraries: as in ThreadWait.
+        traffic: of the one connection that it waits for, as `describe_traffic` says it.
     """
 
     tid: int
@@ -71,6 +74,7 @@ class Blocked(Struct, frozen=True):
     owner_tid: int | None = None
     futex: str = ""
     libraries: tuple[str, ...] = ()
+    traffic: str = ""
 
 
 class LockWait(Struct, frozen=True):
@@ -115,22 +119,24 @@ def blocked_threads(
             continue  # it is elsewhere by now
         since_s = track.blocked_since.get(wait.tid)
         target = only_target(wait)
+        names = {tid: each.name for tid, each in now.items()}
         found.append(
             Blocked(
                 tid=wait.tid,
                 thread=thread.name,
                 call=_WORDS.get(wait.call, wait.call),
-                text=describe(wait, name_of, {tid: each.name for tid, each in now.items()}),
+                text=describe(wait, name_of, names) + _gil_holder(track, wait, names),
                 for_s=at_s - since_s if since_s is not None else 0.0,
                 waits_for=target,
                 may_wait_for=_sharer(wait) if target is None else None,
                 mutual=target is not None and any(target in each.mutual for each in wait.objects),
                 native=wait.tid not in track.python_tids if track.python_tids else None,
-                unanswered=any(each.state in _UNANSWERED for each in wait.objects),
+                unanswered=any(map(_is_unanswered, wait.objects)),
                 path=next((each.target for each in wait.objects if each.fd is None), ""),
                 owner_tid=wait.owner_tid,
                 futex=wait.futex,
                 libraries=wait.libraries,
+                traffic=describe_traffic(wait.objects[0]) if wait.count == 1 else "",
             )
         )
     return tuple(found)
@@ -358,6 +364,45 @@ def describe_object(each: WaitObject, name_of: Callable[[int, str], str]) -> str
         return each.target
     target = f" {each.target}" if each.target and each.kind in ("file", "fifo", "tcp") else ""
     return f"{kind}{target}" + (f", other end at {others}" if others else "")
+
+
+def describe_traffic(each: WaitObject) -> str:
+    """Say how silent a connection is, and what is on its way; "" where nothing of it is known.
+
+    >>> from hangdoctor.model import WaitObject
+    >>> describe_traffic(
+    ...     WaitObject(kind="tcp", unsent_bytes=4096, since_received_ms=61_000, retransmits=5)
+    ... )
+    'nothing received for 61 s, 4,096 bytes not taken by the other end, sent 5 times again'
+    >>> describe_traffic(WaitObject(kind="pipe"))
+    ''
+    """
+    if each.kind not in ("unix", "tcp", "socket") or each.state == "listen":
+        return ""
+    parts = []
+    if each.since_received_ms is not None and each.since_received_ms >= 1000:
+        parts.append(f"nothing received for {each.since_received_ms / 1000:.0f} s")
+    if each.since_sent_ms is not None and each.since_sent_ms >= 1000:
+        parts.append(f"nothing sent for {each.since_sent_ms / 1000:.0f} s")
+    if each.received_bytes:
+        parts.append(f"{each.received_bytes:,} bytes not read yet")
+    if each.unsent_bytes:
+        parts.append(f"{each.unsent_bytes:,} bytes not taken by the other end")
+    if each.retransmits:
+        parts.append(f"sent {each.retransmits} times again")
+    return ", ".join(parts)
+
+
+def _is_unanswered(each: WaitObject) -> bool:
+    return each.state in _UNANSWERED or each.retransmits >= MOST_RETRANSMITS
+
+
+def _gil_holder(track: Track, wait: ThreadWait, threads: dict[int, str]) -> str:
+    """Say who held Python's lock at the last dump, for a thread that waits for it."""
+    if wait.futex != "gil" or track.gil_tid in (None, wait.tid):
+        return ""
+    name = threads.get(track.gil_tid or 0, "")
+    return f", which thread {name} ({track.gil_tid}) held at the last dump"
 
 
 def _futex(wait: ThreadWait, threads: dict[int, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from hangdoctor.model import (
     Thread,
     ThreadStack,
     ThreadWait,
+    WaitObject,
 )
 from hangdoctor.tracks import see_process, see_stacks, see_waits
 
@@ -94,6 +96,23 @@ def test_a_connection_that_nobody_accepts_is_named(program):
     verdict, found = diagnose(launch.pid)
     assert "has not accepted" in blocked(verdict)["TP0"]
     assert found["connection-unanswered"]["ranks"] == ["TP0"]
+
+
+def test_how_silent_a_connection_is_stands_beside_it(program):
+    launch = program("ranks", "tcp", "recv", "sleep")
+    _, found = diagnose(launch.pid)
+    texts = [each["text"] for each in found["waiting-for-rank-elsewhere"]["because"]]
+    (linked,) = [text for text in texts if text.startswith("TP0 is blocked in read from TP1 (TCP ")]
+    assert re.search(r", for \d+ s \(nothing received for \d+ s, nothing sent for \d+ s\)$", linked)
+
+
+def test_a_connection_that_no_longer_gets_an_answer_is_one_that_tcp_sends_on_again():
+    def seen(retransmits):
+        end = WaitObject(kind="tcp", fd=3, state="established", retransmits=retransmits)
+        wait = ThreadWait(tid=7, call="recvfrom", line="45 0x3", objects=(end,), count=1)
+        return blocked_threads(folded((wait,)), 9.0, str)[0].unanswered
+
+    assert (seen(2), seen(6)) == (False, True)
 
 
 def test_a_native_thread_that_no_dump_lists_is_shown_by_its_call(program):
@@ -198,7 +217,10 @@ def test_who_was_not_seen_to_wait_for_the_gil_since_its_holder_sleeps_may_have_g
 
 def test_threads_are_a_circle_only_if_the_holder_of_the_gil_slept_before_the_dump():
     both = (MUTEX, FOR_GIL)
-    assert circle(folded(both, HOLDS_GIL, both)) == [7, 8]
+    track = folded(both, HOLDS_GIL, both)
+    assert circle(track) == [7, 8]
+    texts = [each.text for each in blocked_threads(track, 99.0, str)]
+    assert texts[1] == "futex: the GIL, which thread main (7) held at the last dump"
     assert circle(folded(HOLDS_GIL, both, both)) == []  # it may have let go of it since
     assert circle(folded(both, both)) == []  # who holds it was not seen
     assert circle(folded(both, HOLDS_GIL)) == []  # nor the same wait twice

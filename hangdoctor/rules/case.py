@@ -26,6 +26,7 @@ from hangdoctor.waitgraph import WaitGraph, build
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hangdoctor.blocked import Blocked
     from hangdoctor.engines import Wait
     from hangdoctor.findings import Confidence
     from hangdoctor.logs.timeline import SignSeen
@@ -377,7 +378,7 @@ def quiet(case: Case, rank: RankFacts) -> Evidence | None:
     cpu = "" if rank.cpu_pct is None else f", CPU {rank.cpu_pct:.0f} %"
     dumps = "" if rank.settled_s is None else f", same stack for {rank.settled_s:.0f} s"
     state = f", state {rank.state}" if rank.state else ""
-    call = f", {rank.blocked.text}" if rank.blocked else ""
+    call = f", {rank.blocked.text}{_traffic(rank.blocked)}" if rank.blocked else ""
     kernel = f" in {rank.kernel}" if rank.kernel not in ("", "0") else ""
     return Evidence(
         text=f"{rank.name} shows no progress for {rank.still_s:.0f} s"
@@ -393,11 +394,16 @@ def linked(case: Case, rank: RankFacts) -> Evidence | None:
     if rank.blocked is None or rank.blocked.waits_for is None:
         return None
     return Evidence(
-        text=f"{rank.name} is blocked in {rank.blocked.text}, for {rank.blocked.for_s:.0f} s",
+        text=f"{rank.name} is blocked in {rank.blocked.text}, for {rank.blocked.for_s:.0f} s"
+        f"{_traffic(rank.blocked)}",
         rank=rank.name,
         pid=rank.pid,
         at_s=case.facts.at_s,
     )
+
+
+def _traffic(blocked: Blocked) -> str:
+    return f" ({blocked.traffic})" if blocked.traffic else ""
 
 
 def lock_is_dead(rank: RankFacts) -> bool:

@@ -288,9 +288,11 @@ def connection_unanswered(case: Case) -> Iterator[Finding]:
     """A connection waits for a listener that does not accept it, or for any answer at all.
 
     What it sees: a thread of a rank blocked on a connection that stands in a listener's queue, in
-    two looks at least; or one that is tried and not answered at all (SYN_SENT).
+    two looks at least; or one that is tried and not answered at all (SYN_SENT); or one on which
+    TCP has sent the same four times and more without an answer.
     Why it matters: the process that listens has stopped to look at its socket, or nobody listens at
-    that address. A connection in the queue looks established to who has made it.
+    that address, or the other machine is not reached any more. A connection in the queue looks
+    established to who has made it.
     What to do: look at where the listener stands; for an address that does not answer, test from
     this machine that it is the right one and can be reached.
     """
@@ -308,7 +310,8 @@ def connection_unanswered(case: Case) -> Iterator[Finding]:
                 confidence="medium",
                 because=evidence(
                     Evidence(
-                        text=f"thread {each.thread} ({each.tid}) for {each.for_s:.0f} s",
+                        text=f"thread {each.thread} ({each.tid}) for {each.for_s:.0f} s"
+                        + (f": {each.traffic}" if each.traffic else ""),
                         pid=rank.pid,
                         rank=rank.name,
                         at_s=case.facts.at_s,
