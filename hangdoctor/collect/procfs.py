@@ -218,6 +218,7 @@ class KeptOpen:
     def __init__(self) -> None:
         self._fds: dict[str, int] = {}
         self._used: set[str] = set()
+        self._dropped: list[int] = []
         self._most: int | None = None
 
     def read(self, path: str) -> bytes:
@@ -232,7 +233,8 @@ class KeptOpen:
             try:
                 return os.pread(fd, _PAGE, 0)
             except ProcessLookupError:  # another may have its number
-                self._close(path)
+                if self._fds.pop(path, None) is not None:
+                    os.close(fd)
         if self._most is None:
             self._most = _room_for_descriptors()
         if len(self._fds) >= self._most or not path.startswith("/proc/"):
@@ -243,15 +245,15 @@ class KeptOpen:
         return os.pread(fd, _PAGE, 0)
 
     def close_unused(self) -> None:
-        """Close what has not been read since this was called last."""
-        for path in self._fds.keys() - self._used:
-            self._close(path)
-        self._used.clear()
+        """Drop what has not been read since this was called last, and close what was dropped then.
 
-    def _close(self, path: str) -> None:
-        fd = self._fds.pop(path, None)
-        if fd is not None:
+        Not at once: a look that was left behind may just have taken a number to read from.
+        """
+        for fd in self._dropped:
             os.close(fd)
+        unused = self._fds.keys() - self._used
+        self._dropped = [self._fds.pop(path) for path in unused]
+        self._used.clear()
 
 
 def _room_for_descriptors() -> int:
