@@ -110,13 +110,15 @@ class Owner(NamedTuple):
         pid: in its own PID namespace.
         host: its name.
         namespace: inode of that namespace, in base 16; "" for a machine's first, or not told.
-        start_ticks: as in /proc/PID/stat; None where not told.
+        boot: the kernel's number of the boot; None where it is not told.
+        start_ticks: as in /proc/PID/stat.
     """
 
     pid: int
     host: str
     namespace: str = ""
-    start_ticks: int | None = None
+    boot: int | None = None
+    start_ticks: int = 0
 
 
 def read(
@@ -161,12 +163,13 @@ def read(
         except OSError:  # released in between
             continue
         age_s = max(0.0, time.time() - changed_s)
-        held = tuple(holders.get(path, ()))
+        held, why = tuple(holders.get(path, ())), ""
         owner = owners.get(path)
-        if owner is not None and not held:
-            held, why = _by_record(proc, stats, owner, blind=bool(blind))
-        else:
-            why = "" if held else (blind or _unseen_holders(proc, pid, path))
+        by_record = owner and not held and _by_record(proc, stats, owner)
+        if by_record:
+            held, why = by_record
+        elif not held:
+            why = blind or _unseen_holders(proc, pid, path)
         if not held and not why and path in partly:
             why = f"not all of {partly[path]} was looked into: another may be the one"
         yield FileLock(
@@ -187,10 +190,13 @@ def read(
 def parse_owner(raw: bytes) -> Owner | None:
     r"""Parse what filelock's SoftFileLock writes into its file; None for anything else.
 
-    >>> parse_owner(b"filelock/2\npid=71\nhost=node7?pidns-f0000123\nmode=exclusive\nstart=946\n")
-    Owner(pid=71, host='node7', namespace='f0000123', start_ticks=946)
-    >>> parse_owner(b"4748\nnode7\n3899320690099901167576424900078625187017832798945480834675\n")
-    Owner(pid=4748, host='node7', namespace='', start_ticks=3702387)
+    >>> parse_owner(b"filelock/2\npid=71\nhost=node7?pidns-f0000123\nmode=exclusive\n")
+    Owner(pid=71, host='node7', namespace='f0000123', boot=None, start_ticks=0)
+    >>> owner = parse_owner(
+    ...     b"7174\nnode7\n3899320690099901167576424900078625187017832798945480834675\n"
+    ... )
+    >>> owner.pid, f"{owner.boot:x}", owner.start_ticks
+    (7174, '9f06cebbdc5f472bb1b5d880542a5698', 3702387)
     >>> parse_owner(b""), parse_owner(b"1\nfilelock-strict-v1\0\n0\n")
     (None, None)
     """
@@ -209,32 +215,35 @@ def parse_owner(raw: bytes) -> Owner | None:
         return None
     name, _, namespace = host.partition(_NAMESPACE)
     told = start is not None and start.isascii() and start.isdecimal()
-    ticks = int(start) % (1 << 64) if start is not None and told else None  # above it: the boot
-    return Owner(int(pid), name, namespace, ticks)
+    boot, ticks = divmod(int(start), 1 << 64) if start is not None and told else (0, 0)
+    return Owner(int(pid), name, namespace, boot or None, ticks)
 
 
 def _by_record(
-    proc: str, stats: Mapping[int, Stat], owner: Owner, *, blind: bool
-) -> tuple[tuple[Holder, ...], str]:
-    """Return the holder that a record names, and what keeps it from being known.
+    proc: str, stats: Mapping[int, Stat], owner: Owner
+) -> tuple[tuple[Holder, ...], str] | None:
+    """Return the holder that a record names, and what keeps it from being known; None for neither.
 
-    No process that can be seen has the file open. Without both the owner is dead.
+    Without both the owner is dead: its number means something only in its own PID namespace, and
+    without the boot's a namesake of this machine, or a container's, may have written it.
     """
-    elsewhere = f"pid {owner.pid} on {owner.host} has taken it"
+    elsewhere = (), f"pid {owner.pid} on {owner.host} has taken it"
     try:
         namespace = os.readlink(f"{proc}/self/ns/pid")
-    except OSError:
-        return (), elsewhere
+        boot = int(procfs.read(f"{proc}/sys/kernel/random/boot_id").replace(b"-", b""), 16)
+    except (OSError, ValueError):
+        return elsewhere
     ours = "" if namespace == _FIRST_PID_NAMESPACE else f"{int(namespace[5:-1]):x}"
     if owner.host != socket.gethostname() or owner.namespace != ours:
-        return (), elsewhere
+        return elsewhere
     stat = stats.get(owner.pid)
-    same = stat is not None and owner.start_ticks in (None, stat.start_ticks)
-    if stat is None or stat.state in "ZX" or not same:
-        return (), ""
-    if blind or owner.start_ticks is not None:
-        return (Holder(owner.pid, stat.comm),), ""
-    return (), f"pid {owner.pid} ({stat.comm}) has taken it by its number, and has it not open"
+    lives = stat is not None and stat.state not in "ZX"
+    if owner.boot == boot:
+        same = stat is not None and lives and stat.start_ticks == owner.start_ticks
+        return ((Holder(stat.pid, stat.comm),), "") if stat and same else ((), "")
+    if stat and lives and owner.boot is None:
+        return (), f"pid {owner.pid} ({stat.comm}) has the number that stands in it"
+    return None
 
 
 def _directory(place: _Place, environment: Mapping[str, str]) -> str:
