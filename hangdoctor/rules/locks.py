@@ -16,7 +16,7 @@ from hangdoctor.rules.case import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hangdoctor.facts import RankFacts
     from hangdoctor.model import FileLock
@@ -28,7 +28,7 @@ def stale_lock_file(case: Case) -> Iterator[Finding]:
 
     What it sees: a rank in a wait for a file to go away (PyTorch's FileBaton), the one file below
     the directory of extensions that it can be, and that no process there is has it open, though
-    its owner always has.
+    its owner always has. Or a lock of filelock's that has its owner in it, who is gone.
     Why it matters: a build that was killed leaves its lock; who comes after it waits for ever.
     What to do: make sure that no other machine builds there, and delete the file.
     """
@@ -54,10 +54,7 @@ def stale_lock_file(case: Case) -> Iterator[Finding]:
             phase=earliest_phase(tuple(ranks)),
             confidence="high" if only and dead[0].older_than_all else "medium",
             because=evidence(
-                *(
-                    Evidence(text=lock_text(case, lock), rank=first.name, pid=first.pid)
-                    for lock in first.locks[:4]
-                ),
+                *_each(case, first, first.locks),
                 *(stands(case, rank) for rank in ranks[:2]),
             ),
             needs=() if only else ("which of the files it is",),
@@ -94,10 +91,7 @@ def lock_held(case: Case) -> Iterator[Finding]:
             phase=rank.phase,
             confidence="medium",
             because=evidence(
-                *(
-                    Evidence(text=lock_text(case, each), rank=rank.name, pid=rank.pid)
-                    for each in held[:4]
-                ),
+                *_each(case, rank, held),
                 stands(case, holder_rank) if holder_rank else None,
             ),
             advice=(see_holder(lock),),
@@ -129,10 +123,7 @@ def lock_owner_unknown(case: Case) -> Iterator[Finding]:
             phase=rank.phase,
             confidence="low",
             because=evidence(
-                *(
-                    Evidence(text=lock_text(case, each), rank=rank.name, pid=rank.pid)
-                    for each in unknown[:4]
-                ),
+                *_each(case, rank, unknown),
                 stands(case, rank),
             ),
             needs=(f"who holds {lock.path}, and whether that process still lives",),
@@ -168,10 +159,7 @@ def may_wait_for_lock_file(case: Case) -> Iterator[Finding]:
             phase=rank.phase,
             confidence="low",
             because=evidence(
-                *(
-                    Evidence(text=lock_text(case, lock), rank=rank.name, pid=rank.pid)
-                    for lock in locks[:4]
-                ),
+                *_each(case, rank, locks),
                 quiet(case, rank),
             ),
             needs=(f"a stack of {rank.name}: hangdoctor preflight says what it takes",),
@@ -193,3 +181,8 @@ def see_holder(lock: FileLock) -> str:
     return (
         f"see what the lock's holder does: ps -o pid,stat,wchan:20,time,args {lock.holders[0].pid}"
     )
+
+
+def _each(case: Case, rank: RankFacts, locks: Sequence[FileLock]) -> Iterator[Evidence]:
+    for lock in locks[:4]:
+        yield Evidence(text=lock_text(case, lock), rank=rank.name, pid=rank.pid)
