@@ -292,7 +292,8 @@ def _from_url(url: str, api_key: str) -> Endpoint:
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError as error:
         raise UsageError(f"--url {url!r}: {error}") from None
-    if port is None or not parts.hostname:
+    # A word alone is more likely a slip than a host that serves on port 80.
+    if port is None or not parts.hostname or ("://" not in url and parts.port is None):
         raise UsageError(
             f"--url takes the address of a server, not {url!r}", hint="--url http://127.0.0.1:30000"
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangdoctor import __version__
 from hangdoctor.check import stage
-from hangdoctor.check.logs import NOT_YET_RUN
+from hangdoctor.check.logs import not_yet_run
 from hangdoctor.check.model import ROWS, Cell, Difference, Differs, NotChecked, Same, Subject
 from hangdoctor.check.overlay import overlay
 from hangdoctor.check.verdict import worst_first
@@ -145,6 +145,8 @@ def launch_all(
                 f"{subject.name}: {one.state}"
                 + (f" after {one.ready_s:.0f} s" if one.ready_s is not None else f": {one.title}")
             )
+            if subject is subjects[0] and one.ready_s is None:
+                break  # what the patches would be compared with is not there
         stock = ran.get("stock")
         return {
             subject.name: _cells(subject, ran.get(subject.name), stock, differ)
@@ -263,7 +265,8 @@ def _cells(
     differ: Callable[[Path, Path], LogDiff],
 ) -> dict[str, Cell]:
     if ran is None:
-        return {key: NotChecked(why=subject.refused) for key in KEYS}
+        failed = f"stock itself did not come up: {stock.title}" if stock else "it was not launched"
+        return {key: NotChecked(why=subject.refused or failed) for key in KEYS}
     # What the same command ran for stock, it runs for a patch.
     elsewhere = ran.elsewhere if ran.elsewhere is not None or stock is None else stock.elsewhere
     if elsewhere is None and ran.dumps:
@@ -315,7 +318,7 @@ def _ready(ran: Ran, *, forward_ran: bool | None) -> Cell:
     if ran.state in ("hung", "dead") or ran.ready_s is not None:
         if ran.state == "hung" and forward_ran is False:
             return NotChecked(
-                why=f"{ran.title}; {NOT_YET_RUN}",
+                why=f"{ran.title}; {not_yet_run(ran.phase)}",
             )
         when = "when it was asked: " if ran.ready_s is not None else ""
         return Differs(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangdoctor.check.model import Cell, Difference, Differs, NotChecked, Same
+from hangdoctor.check.model import Cell, NotChecked, Same
 
 if TYPE_CHECKING:
     from hangdoctor.check.model import Place
+    from hangdoctor.engines import Phase
     from hangdoctor.findings import Diagnosis
 
-NOT_YET_RUN = (
-    "no forward has run, so what a patch adds to a forward has not run either and is not to blame: "
-    "look for a slow copy after the bar is full, a rank without `Load weight end`, a dead child"
+_NOT_YET_RUN = (
+    "no forward has run, so what a patch adds to a forward has not run either and is not to blame"
 )
+_LOOK_FOR = {
+    "weights": "look for a slow copy after the bar is full, a rank without `Load weight end`, a "
+    "dead child",
+    "distributed-init": "look for a rank or node that has not come to the rendezvous",
+    "kv-cache": "look for a rank that still allocates, and at the memory of its card",
+}
 _MOST_LINES = 8
 
 
@@ -30,22 +36,17 @@ def cell_of(found: Diagnosis, *, forward_ran: bool | None, outside: tuple[Place,
     if forward_ran is None:
         return NotChecked(why=f"{found.title}; the log does not tell whether a forward has run")
     if not forward_ran:
-        return NotChecked(why=f"{found.title}; {NOT_YET_RUN}{_and(outside)}")
-    if found.state in ("hung", "dead"):
-        return Differs(
-            differences=(
-                Difference(
-                    how=f"{found.title}, when a forward may have run",
-                    effect="hangs" if found.state == "hung" else "breaks",
-                    phase=found.phase,
-                    ranks=found.culprits,
-                    sure=False,
-                ),
-            )
-        )
+        return NotChecked(why=f"{found.title}; {not_yet_run(found.phase)}{_and(outside)}")
     return NotChecked(
-        why=f"{found.title}; a forward may have run by then, so the patch may be part of it"
+        why=f"{found.title}; a forward may have run by then, so the patch may be part of it: what "
+        "decides it is a launch of the same command without it"
     )
+
+
+def not_yet_run(phase: Phase | None) -> str:
+    """Return what holds where a log has no line of a first forward, and what to look at."""
+    look_for = _LOOK_FOR.get(phase or "", "")
+    return _NOT_YET_RUN + (f": {look_for}" if look_for else "")
 
 
 def _and(outside: tuple[Place, ...]) -> str:

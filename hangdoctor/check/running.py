@@ -63,12 +63,16 @@ class Answer(Struct, frozen=True):
         error: the exception, if it raised one.
         places: where it was raised, or where it stood when its time was over.
         stuck: its time was over.
+        imported: False where the model file itself could not be imported.
+        skipped: why it was not run.
     """
 
     said: dict[str, Any] = {}
     error: str = ""
     places: tuple[Place, ...] = ()
     stuck: bool = False
+    imported: bool = True
+    skipped: str = ""
 
 
 class Ran(Struct, frozen=True):
@@ -192,10 +196,15 @@ def _answers(child: Started, folder: Path, until_s: float) -> Ran:
 
 
 def _answer(told: dict[str, Any], folder: Path) -> Answer:
+    if "skipped" in told:
+        return Answer(skipped=str(told["skipped"]))
     if "error" not in told:
         return Answer(said=told["answer"])
-    file = str(told["file"])
-    return Answer(error=str(told["error"]), places=(_place(file, int(told["line"]), folder),))
+    return Answer(
+        error=str(told["error"]),
+        places=(_place(str(told["file"]), int(told["line"]), folder),),
+        imported=bool(told.get("imported", True)),
+    )
 
 
 def _cell(key: str, subject: Subject, ran: Ran | None, stock: Ran) -> Cell:
@@ -208,6 +217,13 @@ def _cell(key: str, subject: Subject, ran: Ran | None, stock: Ran) -> Cell:
         return NotChecked(why=f"stock fails here too: {theirs.error or 'it does not come back'}")
     if mine is None:
         return NotChecked(why=ran.why)
+    if mine.skipped or theirs.skipped:
+        return NotChecked(why=mine.skipped or f"of stock: {theirs.skipped}")
+    if not mine.imported:
+        how = f"it cannot be imported, and SGLang goes on with Transformers' model: {mine.error}"
+        return Differs(
+            differences=(Difference(how=how, effect="breaks", places=mine.places, phase="weights"),)
+        )
     only_with = _PIPELINE if key.startswith("run-pp") else ""
     phase: Phase = "warmup"
     if mine.stuck:

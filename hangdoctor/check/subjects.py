@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from hangdoctor import patches
 from hangdoctor.check import environment, unified
 from hangdoctor.check.environment import MODEL_FILE, Environment
 from hangdoctor.check.model import PatchedFile, Subject
+from hangdoctor.check.reading.source import parse
 from hangdoctor.errors import InputError
+from hangdoctor.patches import COMPANION, companion_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 STOCK = Subject(name="stock", title="the environment's own files")
 _SHIPPED = (("v1", patches.V1.name), ("v2", patches.V2.name))
@@ -32,10 +38,15 @@ def of_file(path: Path, world: Environment) -> Subject:
     inside = environment.stock_of(text, path.as_posix(), world.packages) if world.packages else None
     stock = world.stock(inside) if inside else None
     name = inside or f"sglang/srt/models/{path.name}"
+    try:
+        parse(text, str(path))
+    except InputError as error:
+        raise InputError(str(error), hint="a diff is given with --patch") from None
+    files = (PatchedFile(path=name, stock=stock, text=text),)
     return Subject(
         name="mine",
         title=f"{path} against {inside}" if inside else f"{path}, whose stock is not known",
-        files=(PatchedFile(path=name, stock=stock, text=text),),
+        files=files + _with_dump_module(files),
     )
 
 
@@ -61,10 +72,19 @@ def of_diff(path: Path, world: Environment) -> Subject:
         stock = world.stock(name) if diff.old else None
         files.append(PatchedFile(path=name, stock=stock, text=unified.apply(diff, stock or "")))
     files.sort(key=lambda one: (one.stock is None, "/models/" not in one.path))
+    files += _with_dump_module(files)
     title = f"{path} on {', '.join(one.path for one in files)}"
     if len(files) < len(diffs):
         title += f"; left out: {', '.join(one.old or one.new for one in beside)}"
     return Subject(name="mine", title=title, files=tuple(files))
+
+
+def _with_dump_module(files: Sequence[PatchedFile]) -> tuple[PatchedFile, ...]:
+    """Return the dump module that the shipped patches import, where it is not among the files."""
+    path = str(PurePosixPath(MODEL_FILE).with_name(COMPANION))
+    module = path.removesuffix(".py").replace("/", ".")
+    wanted = any(module in one.text for one in files) and all(one.path != path for one in files)
+    return (PatchedFile(path=path, stock=None, text=companion_text()),) if wanted else ()
 
 
 def _shipped(name: str, patch: str, stock: str) -> Subject:
@@ -105,4 +125,7 @@ def _inside(name: str, packages: Path, *, new: bool) -> str:
         return found[0].relative_to(packages).as_posix()
     if new:
         return f"sglang/srt/models/{tail}"
-    raise InputError(f"the diff's file is not in this SGLang: {name}", hint=f"looked in {packages}")
+    raise InputError(
+        f"the diff's file is not in this SGLang: {name} (looked in {packages})",
+        hint="the diff must name it as sglang/srt/models/...; or give the patched file with --file",
+    )

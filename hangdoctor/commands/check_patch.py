@@ -12,9 +12,10 @@ from hangdoctor.check import environment, subjects
 from hangdoctor.check.model import ROWS, Check, Column, Depth, Differs, NotChecked
 from hangdoctor.check.reading import before_a_forward, read
 from hangdoctor.check.verdict import judge
-from hangdoctor.commands.interrupt import ended_in_order
+from hangdoctor.commands.interrupt import INTERRUPTED, ended_in_order
 from hangdoctor.commands.sources import as_file, engine_for
-from hangdoctor.errors import InputError, UsageError
+from hangdoctor.commands.watch import folder_for
+from hangdoctor.errors import EvidenceError, InputError, UsageError
 from hangdoctor.render.check import to_json, to_text
 from hangdoctor.streams import put, say
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 RENDERERS = {"text": to_text, "json": to_json}
 NOTHING_CHECKED = 3
+_NAME_ONE = "hangdoctor check-patch --python /path/to/venv/bin/python"
 _NO_STOCK = (
     "this Python has no SGLang: a file is read alone, all of it counts as new; "
     "name one with --python"
@@ -50,7 +52,10 @@ def check_patch(
     command: Sequence[str] = (),
     timeout_s: float = 300.0,
 ) -> int:
-    """Print the table; return 1 where a patch breaks or hangs, 3 where nothing was checked, else 0.
+    """Print the table; return the exit code.
+
+    1 where a patch breaks or hangs; 3 where nothing was checked, or nothing at the depth that was
+    asked for; else 0.
 
     Raises:
         UsageError: options exclude each other, or the depth is not possible.
@@ -63,25 +68,41 @@ def check_patch(
     launches = depth == "launching" or bool(command)
     if record and not launches:
         raise UsageError("--record keeps what was launched", hint="add --depth launching")
+    if command and shutil.which(command[0]) is None:
+        raise InputError(
+            f"no such command: {command[0]}",
+            hint="a patched file is given with --file, a diff with --patch",
+        )
     world = environment.find(python or Path(sys.executable))
-    columns = (subjects.STOCK, *_columns(world, file, patch, python or Path(sys.executable)))
+    if python is not None and world.packages is None:
+        raise InputError(f"there is no SGLang in {python}", hint=_NAME_ONE)
+    columns = (subjects.STOCK, *_columns(world, file, patch))
     runs = depth != "reading" and world.packages is not None and world.python is not None
     if depth == "running" and not runs:
         raise InputError("running needs a Python that has SGLang", hint="--python PATH")
-    package = world.packages / environment.PACKAGE if world.packages else None
-    found = {one.name: dict(read(one, package)) for one in columns}
-    depths: list[Depth] = ["reading"]
     with ended_in_order():
-        if log is not None:
-            _add(found, _logged(columns, log))
-        if runs:
-            from hangdoctor.check.running import run_all
+        try:
+            logged = _logged(columns, log) if log is not None else {}
+            records = folder_for(record) if record is not None else None
+            package = world.packages / environment.PACKAGE if world.packages else None
+            found = {one.name: dict(read(one, package)) for one in columns}
+            _add(found, logged)
+            depths: list[Depth] = ["reading"]
+            if runs:
+                from hangdoctor.check.running import run_all
 
-            _add(found, run_all(columns, world, say=say))
-            depths.append("running")
-        if launches:
-            _add(found, _launched(columns, world, command, timeout_s, record))
-            depths.append("launching")
+                ran = run_all(columns, world, say=say)
+                _add(found, ran)
+                if _is_checked(ran):
+                    depths.append("running")
+            if launches:
+                _add(found, _launched(columns, world, command, timeout_s, records))
+                depths.append("launching")
+        except KeyboardInterrupt:
+            say(
+                "hangdoctor: interrupted: nothing is compared, and what was launched has been ended"
+            )
+            return INTERRUPTED
     checked = [_column(one, found[one.name]) for one in columns]
     put(
         RENDERERS[output](
@@ -90,7 +111,7 @@ def check_patch(
                 version=world.version,
                 package=str(package or ""),
                 depth=depths[-1],
-                shallower_because=_shallower_because(depths[-1], depth),
+                shallower_because=_shallower_because(depths[-1], found),
                 rows=tuple(
                     row for row in ROWS if row.depth in depths and (row.key != "log" or log)
                 ),
@@ -99,21 +120,29 @@ def check_patch(
             )
         )
     )
-    return _exit_code([one.verdict for one in checked[1:]], strict=strict)
+    asked: Depth = "launching" if launches else (depth or depths[-1])
+    reached = asked in depths and _is_checked(found, asked)
+    return _exit_code([one.verdict for one in checked[1:]], strict=strict, reached=reached)
 
 
-def _columns(
-    world: Environment, file: Path | None, patch: Path | None, python: Path
-) -> tuple[Subject, ...]:
+def _is_checked(found: Found, depth: Depth = "running") -> bool:
+    """Tell whether a depth has checked anything of a patch."""
+    keys = {row.key for row in ROWS if row.depth == depth and row.key != "log"}
+    return any(
+        key in keys and not isinstance(cell, NotChecked)
+        for name, cells in found.items()
+        if name != subjects.STOCK.name
+        for key, cell in cells.items()
+    )
+
+
+def _columns(world: Environment, file: Path | None, patch: Path | None) -> tuple[Subject, ...]:
     if file:
         return (subjects.of_file(file, world),)
     if patch:
         return (subjects.of_diff(patch, world),)
     if not (found := subjects.shipped(world)):
-        raise InputError(
-            f"there is no SGLang in {python}",
-            hint="hangdoctor check-patch --python /path/to/venv/bin/python",
-        )
+        raise InputError(f"there is no SGLang in {sys.executable}", hint=_NAME_ONE)
     return found
 
 
@@ -139,8 +168,11 @@ def _logged(columns: Sequence[Subject], log: str) -> Found:
     from hangdoctor.logs.diff import forward_ran
 
     with ExitStack() as exits:
-        file = as_file(log, exits)
-        facts, engine = facts_of_log(file, log, None, still_running=False, normal_s={})
+        try:
+            file = as_file(log, exits)
+            facts, engine = facts_of_log(file, log, None, still_running=False, normal_s={})
+        except EvidenceError as error:
+            raise InputError(str(error), hint="is it the log of an SGLang server?") from None
         ran = forward_ran(summary_of(file, log, engine), engine)
     diagnosis = diagnose(facts, engine)
     return {
@@ -163,11 +195,9 @@ def _launched(
     """Launch all; keep the recordings where that was asked for, or one did not become ready."""
     from hangdoctor.check.launching import launch_all
     from hangdoctor.commands.diff_logs import compare_logs
-    from hangdoctor.commands.watch import folder_for
 
     engine: Engine = engine_for(command, environment.PACKAGE)
-    records = folder_for(record)
-    keep = record is not None
+    records, keep = record or folder_for(None), record is not None
     try:
         found = launch_all(
             columns,
@@ -191,12 +221,18 @@ def _launched(
     return found
 
 
-def _shallower_because(reached: Depth, asked: Depth | None) -> str:
-    if reached in (asked, "launching"):
+def _shallower_because(reached: Depth, found: Found) -> str:
+    if reached == "launching":
         return ""
-    if reached == "reading":
-        return "running needs a Python that has SGLang: --python PATH"
-    return "a server is started only by --depth launching or -- COMMAND"
+    if reached == "running":
+        return "a server is started only by --depth launching or -- COMMAND"
+    whys = {
+        cell.why
+        for cells in found.values()
+        for row in ROWS
+        if row.depth == "running" and isinstance(cell := cells.get(row.key), NotChecked)
+    }
+    return next(iter(sorted(whys)), "running needs a Python that has SGLang: --python PATH")
 
 
 def _column(subject: Subject, cells: dict[str, Cell]) -> Column:
@@ -209,8 +245,8 @@ def _column(subject: Subject, cells: dict[str, Cell]) -> Column:
     )
 
 
-def _exit_code(verdicts: list[Verdict], *, strict: bool) -> int:
+def _exit_code(verdicts: list[Verdict], *, strict: bool, reached: bool) -> int:
     kinds = {one.kind for one in verdicts}
     if kinds & {"breaks", "hangs"} or (strict and "invasive" in kinds):
         return 1
-    return NOTHING_CHECKED if kinds <= {"unchecked"} else 0
+    return NOTHING_CHECKED if kinds <= {"unchecked"} or not reached else 0

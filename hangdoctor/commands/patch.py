@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from hangdoctor import engines
+from hangdoctor.check import environment
 from hangdoctor.collect.installation import find_installation, find_package
 from hangdoctor.errors import InputError, UsageError
 from hangdoctor.model import Missing
@@ -59,7 +60,12 @@ def find(path: Path | None, python: Path | None, pid: int | None) -> Path:
             hint="hangdoctor patch apply hs-dump-v2 --python $(which python)",
         )
     if python is not None:
-        path = find_package("sglang", python).parent
+        world = environment.find(python) if python.is_dir() else None
+        # A folder of packages has no interpreter to ask.
+        if world is not None and world.python is None and world.packages is not None:
+            path = world.packages
+        else:
+            path = find_package("sglang", python).parent
     if pid is not None:
         path = _installed(pid).parent
     assert path is not None  # noqa: S101  # one of three was given

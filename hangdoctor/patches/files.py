@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.errors import InputError
 from hangdoctor.model import Struct
-from hangdoctor.patches import COMPANION, PATCHES, Patched, companion_text, transform
+from hangdoctor.patches import (
+    COMPANION,
+    PATCHES,
+    Patched,
+    PatchRefusedError,
+    companion_text,
+    transform,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +85,10 @@ def apply(name: str, path: Path, *, dry_run: bool = False) -> Applied:
         InputError: the file cannot be read or written; nothing was changed.
     """
     data, text = _read(path)
-    patched = transform(name, text)
+    try:
+        patched = transform(name, text)
+    except PatchRefusedError as error:
+        raise PatchRefusedError(f"{path}: {error}", hint=error.hint) from None
     if dry_run:
         return Applied(path=path, before=text, patched=patched, backup=None)
     _refuse_read_only(path)

@@ -80,7 +80,9 @@ def test_where_a_patch_was_applied_stock_is_the_original_beside_it(tmp_path):
     v1, v2 = subjects.shipped(world)
     assert v1.files[0].stock == v2.files[0].stock == WHOLE
     assert v1.files[0].text == model.read_text()
-    assert subjects.of_file(model, world).files[0].stock == WHOLE
+    mine = subjects.of_file(model, world)
+    assert mine.files[0].stock == WHOLE
+    assert mine.files == v1.files  # with the module that it imports
     assert world.originals == {environment.MODEL_FILE: WHOLE}
     model.write_text(WHOLE + "# mine\n")
     assert environment.find(tmp_path).originals == {}

@@ -103,6 +103,16 @@ def test_a_command_that_does_not_run_the_patched_copy_says_nothing_of_the_patch(
     assert str(packages) in mine["ready"]["why"]
 
 
+def test_where_stock_itself_does_not_come_up_nothing_is_said_of_the_patch(environment, tmp_path):
+    server = ("sh", "-c", "exit 3")
+    done, columns, temporary = check(tmp_path, command(environment, "WIDTH = 1\n", server=server))
+    assert done.returncode == 3
+    ready = cells(columns["mine"])["ready"]
+    assert (ready["is"], ready["why"][:31]) == ("not checked", "stock itself did not come up: t")
+    (kept,) = temporary.iterdir()
+    assert [each.name for each in kept.iterdir()] == ["stock"]
+
+
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_however_the_check_ends_no_server_is_left(environment, tmp_path, how, code):
     fifo = tmp_path / "fifo"

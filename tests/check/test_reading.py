@@ -101,6 +101,20 @@ def test_stock_itself_and_stock_laid_out_anew_are_no_difference():
     assert verdict(STOCK.replace("\n\n\n", "\n\n").replace('"', "'")).kind == "no-difference"
 
 
+def test_an_import_of_what_this_release_does_not_have_breaks(tmp_path):
+    model = tmp_path / PATH
+    model.parent.mkdir(parents=True)
+    model.write_text(STOCK)
+    (model.parent / "there.py").touch()
+    kinds = {}
+    for name in ("there", "nowhere"):
+        text = patched(top=f"from sglang.srt.models.{name} import something\n")
+        files = (PatchedFile(path=PATH, stock=STOCK, text=text),)
+        subject = Subject(name="mine", title="", files=files)
+        kinds[name] = judge(subject, read(subject, tmp_path / "sglang")).kind
+    assert kinds == {"there": "no-difference", "nowhere": "breaks"}
+
+
 @pytest.mark.parametrize("text", ["", "import os\n", "def helper(x):\n    return x.cpu()\n"])
 def test_a_file_that_is_no_model_and_has_no_stock_is_not_checked(text):
     assert verdict(text, stock=None).kind == "unchecked"

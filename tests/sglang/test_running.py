@@ -34,6 +34,7 @@ def test_running_comes_to_what_real_launches_showed(sglang_environment, monkeypa
         subjects.STOCK,
         *subjects.shipped(world),
         of("flag", world, PATCHES["v1-flag"]),
+        of("lost", world, lambda stock: stock + "\nfrom sglang.srt.models.nowhere import it\n"),
         of("odd", world, lambda stock: stock.replace(LAYER, ODD + LAYER)),
     )
     cells = run_all(columns, world, say=lambda _: None)
@@ -46,7 +47,7 @@ def test_running_comes_to_what_real_launches_showed(sglang_environment, monkeypa
     kinds = {one.name: judge(one, cells[one.name]).kind for one in columns}
     assert kinds == {
         "stock": "no-difference", "v1": "invasive", "v2": "no-difference",
-        "flag": "breaks", "odd": "hangs",
+        "flag": "breaks", "lost": "breaks", "odd": "hangs",
     }  # fmt: skip
     assert set(cells["v2"]) == set(KEYS)
     assert not any(said("v2", key) for key in KEYS)
@@ -65,11 +66,16 @@ def test_running_comes_to_what_real_launches_showed(sglang_environment, monkeypa
     (half,) = cells["flag"]["run-extend"].differences
     assert "too many values to unpack" in half.how
 
+    # A file that cannot be imported is not blamed for what SGLang runs in its place.
+    assert {said("lost", key)[0][:44] for key in KEYS} == {
+        "it cannot be imported, and SGLang goes on wi"
+    }
+
     # A forward that does not come back is named with the line where it stands.
     (stuck,) = cells["odd"]["run-decode"].differences
     assert (stuck.effect, stuck.phase) == ("hangs", "warmup")
     assert stuck.places[0].file == environment.MODEL_FILE
-    text = columns[4].files[0].text.splitlines()
+    text = columns[5].files[0].text.splitlines()
     assert 'open("stuck.fifo"' in text[stuck.places[0].line - 1]
     assert "did not come back" in cells["odd"]["run-hidden"].why
 

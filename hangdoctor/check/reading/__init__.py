@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from hangdoctor.check.model import Cell, NotChecked, Place, Same, Subject
+from hangdoctor.check.model import (
+    Cell,
+    Difference,
+    Differs,
+    NotChecked,
+    Place,
+    Same,
+    Subject,
+)
 from hangdoctor.check.readers import readers_in
 from hangdoctor.check.reading.findings import ROWS, Pair, cells, outside_of_forwards
 from hangdoctor.check.reading.source import Source, compare, parse
+from hangdoctor.check.verdict import worst_first
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -29,7 +40,13 @@ def read(subject: Subject, package: Path | None) -> dict[str, Cell]:
         return {row: NotChecked(why=subject.refused) for row in ROWS}
     if not subject.files:
         return {row: Same() for row in ROWS}
-    return cells(_pair(subject), readers_in(package, subject.files[0].path))
+    pair = _pair(subject)
+    found = cells(pair, readers_in(package, subject.files[0].path))
+    if package is not None and (missing := list(_not_there(pair.patched[0], subject, package))):
+        before = found["stock-code"]
+        others = before.differences if isinstance(before, Differs) else ()
+        found["stock-code"] = worst_first([*missing, *others]) or before
+    return found
 
 
 def before_a_forward(subject: Subject) -> tuple[Place, ...]:
@@ -39,6 +56,32 @@ def before_a_forward(subject: Subject) -> tuple[Place, ...]:
         InputError: a file is no Python; with the line.
     """
     return outside_of_forwards(_pair(subject)) if subject.files else ()
+
+
+def _not_there(source: Source, subject: Subject, package: Path) -> Iterator[Difference]:
+    """Yield the new imports at the top of a file that name a module which is nowhere."""
+    with_it = {one.path for one in subject.files}
+    for node in source.tree.body:
+        if id(node) not in source.new or not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""] if node.level == 0 else []
+        else:
+            modules = [alias.name for alias in node.names]
+        for module in modules:
+            inside = module.replace(".", "/")
+            if module.partition(".")[0] != package.name or any(
+                name in with_it or (package.parent / name).exists()
+                for name in (f"{inside}.py", f"{inside}/__init__.py", inside)
+            ):
+                continue
+            yield Difference(
+                how=f"imports {module}, which is not there: the model file cannot be imported, and "
+                "SGLang goes on with Transformers' model",
+                effect="breaks",
+                places=(Place(file=source.name, line=node.lineno),),
+                phase="weights",
+            )
 
 
 def _pair(subject: Subject) -> Pair:

@@ -191,7 +191,7 @@ def _diverge(by_rank: dict[int, Reached]) -> list[_Divergence]:
         for rank, reached in by_rank.items()
     }
     counts = {rank: Counter(map(_key, events)) for rank, events in sequences.items()}
-    keys = {key for count in counts.values() for key in count}
+    keys = dict.fromkeys(key for count in counts.values() for key in count)
     for key in keys:
         most = max(count[key] for count in counts.values())
         having = tuple(rank for rank, count in counts.items() if count[key] == most)
