@@ -7,10 +7,9 @@ from pathlib import Path
 
 from hangdoctor.errors import InputError
 from hangdoctor.model import Struct
-from hangdoctor.patches.files import original_of
+from hangdoctor.patches.files import MODEL_FILE, original_of
 
 PACKAGE = "sglang"
-MODEL_FILE = "sglang/srt/models/deepseek_v2.py"
 MOST_BYTES = 8_000_000
 
 _VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)

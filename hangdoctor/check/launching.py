@@ -41,7 +41,6 @@ KEYS = tuple(row.key for row in ROWS if row.depth == "launching")
 PROMPTS = ("The server is", "1 2 3 4 5", "Once upon a time there was a small model")
 TOKENS = 8
 DUMP_VARIABLE = "SGLANG_HS_DUMP_DIR"
-LAYERS = "1,2,3"
 STALL_AFTER_S = 20.0
 REQUEST_S = 120.0
 GRACE_S = 10.0
@@ -458,18 +457,10 @@ def _default_command(world: Environment, folder: Path, say: Callable[[str], None
 
 def _cpu_environment(folder: Path) -> dict[str, str]:
     cpus = sorted(os.sched_getaffinity(0))
-    return {
-        "HOME": str(folder),
-        "TMPDIR": str(folder),
-        "HF_HUB_OFFLINE": "1",
+    return stage.cpu_environment(folder) | {
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "SGLANG_HS_DUMP_LAYERS": LAYERS,
         "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cpus[at % len(cpus)]) for at in range(2)),
-        # PyTorch may come with NCCL, which SGLang would then use on the CPU too, and fail.
-        "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
-        "TORCHDYNAMO_DISABLE": "1",  # the first prefill compiles for 20 s otherwise
     }
 
 

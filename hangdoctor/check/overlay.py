@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from hangdoctor.check.environment import PACKAGE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-PACKAGE = "sglang"
 
 
 def overlay(packages: Path, into: Path, files: Mapping[str, str]) -> Path:

@@ -48,7 +48,6 @@ TOLERANCE = 1e-5
 The same float32 operations in the same order on one thread give the same bits: this is for a patch
 that computes the same another way.
 """
-LAYERS = "1,2,3"
 _PIPELINE = "pipeline parallelism"
 _MOST_OUTPUT_BYTES = 64 << 10
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (\w+)', re.MULTILINE)
@@ -153,18 +152,11 @@ def _start(subject: Subject, world: Environment, folder: Path, keepers: ExitStac
     ]
     if os.environ.get("PYTHONPATH"):
         path.append(os.environ["PYTHONPATH"])
-    environment = {
+    environment = stage.cpu_environment(folder) | {
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONDONTWRITEBYTECODE": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "HOME": str(folder),
-        "TMPDIR": str(folder),
-        "HF_HUB_OFFLINE": "1",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",  # see launching.py
         "SGLANG_HS_DUMP_DIR": str(folder / "dumps"),
-        "SGLANG_HS_DUMP_LAYERS": LAYERS,
-        "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
     }
     program = stage.HERE / "run_forwards.py"

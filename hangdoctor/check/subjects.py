@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 from hangdoctor import patches
 from hangdoctor.check import environment, unified
-from hangdoctor.check.environment import MODEL_FILE, Environment
 from hangdoctor.check.model import PatchedFile, Subject
 from hangdoctor.check.reading.source import parse
 from hangdoctor.errors import InputError
 from hangdoctor.patches import COMPANION, companion_text
+from hangdoctor.patches.files import MODEL_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from hangdoctor.check.environment import Environment
 
 STOCK = Subject(name="stock", title="the environment's own files")
 _SHIPPED = (("v1", patches.V1.name), ("v2", patches.V2.name))

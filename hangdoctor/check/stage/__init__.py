@@ -15,6 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).parent
+LAYERS = "1,2,3"
+"""Of the tiny model, those that a patch is asked to dump."""
+
+
+def cpu_environment(folder: Path) -> dict[str, str]:
+    """Return what SGLang on the CPU needs of the environment, with a home of its own."""
+    return {
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_HS_DUMP_LAYERS": LAYERS,
+        # PyTorch may come with NCCL, which SGLang would then use on the CPU too, and fail.
+        "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
+        "TORCHDYNAMO_DISABLE": "1",  # the first prefill compiles for 20 s otherwise
+    }
 
 
 def stand_ins(packages: Path, into: Path) -> Path:
