@@ -713,11 +713,14 @@ def _see_processes(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
     at_s = snapshot.at_s
     known = dict(facts.tracks)
     present = {process.pid for process in section.processes}
+    reaped_s = tracks.reaped(known, present)
     for process in section.processes:
         before = known.get(process.pid)
         if before is not None and before.process.start_ticks != process.start_ticks:
             before = None  # the pid was given to another process
-        known[process.pid] = tracks.see_process(before, process, at_s)
+        known[process.pid] = tracks.see_process(
+            before, process, at_s, reaped_s=reaped_s.get(process.pid, 0.0)
+        )
     for pid, track in known.items():
         if (pid not in present and track.present) or pid in section.ended:
             known[pid] = tracks.see_end(track, at_s, section.ended.get(pid))

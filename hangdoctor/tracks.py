@@ -28,7 +28,7 @@ from hangdoctor.model import (
 from hangdoctor.units import rate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from hangdoctor.engines import Wait
 
@@ -41,6 +41,8 @@ GROWTH_WINDOW_S = 10.0
 """Growth adds up for so long: eight ranks that share a slow network file system get little each."""
 WRITE_BYTES_PER_S = 1 << 20
 """A download that fills a file, or a compiler's output; logs are slower."""
+EXIT_CPU_S = 0.05
+"""More than a process needs to end: 16 idle workers of an inductor pool took 0.19 s together."""
 SHAPES_REMEMBERED = 32
 """A stack seen among the last so many different ones is not progress but a loop."""
 STORAGE_WAITS = (
@@ -177,8 +179,13 @@ class Track(Struct, frozen=True):
     moved_by: str = ""
 
 
-def see_process(track: Track | None, process: Process, at_s: float) -> Track:
-    """Take in a process as it is now; derive rates, and whether it moved, from the last look."""
+def see_process(
+    track: Track | None, process: Process, at_s: float, *, reaped_s: float = 0.0
+) -> Track:
+    """Take in a process as it is now; derive rates, and whether it moved, from the last look.
+
+    reaped_s: what `reaped` says that its counter of children's CPU has taken in of old work.
+    """
     if track is None:
         return Track(
             process=process,
@@ -196,7 +203,7 @@ def see_process(track: Track | None, process: Process, at_s: float) -> Track:
     seconds = at_s - track.seen_at_s
     if seconds <= 0:
         return track
-    changes: dict[str, Any] = dict(_rates(track.process, process, seconds))
+    changes: dict[str, Any] = dict(_rates(track.process, process, seconds, reaped_s))
     busy = busy_threads(track.process, process, seconds, track.stops)
     changes |= {"busy": busy, "stops": {}}
     counted = [thread for thread in busy if thread.write_calls_per_s is not None]
@@ -235,6 +242,24 @@ def see_process(track: Track | None, process: Process, at_s: float) -> Track:
         **_state_changes(track, process, at_s),
         **changes,
     )
+
+
+def reaped(known: Mapping[int, Track], present: Collection[int]) -> dict[int, float]:
+    """Return by process how much CPU of children that are gone is no news, in seconds.
+
+    A process that is waited for adds all its CPU, with that of its own children, to its parent's
+    counter at once: what was seen of it before is no work of this moment, nor is its exit.
+    """
+    old_s: dict[int, float] = {}
+    for pid, track in known.items():
+        if pid in present or not track.present:
+            continue
+        heir = track.process.ppid
+        while heir in known and heir not in present and known[heir].present:
+            heir = known[heir].process.ppid
+        seen_s = track.process.cpu_s + (track.process.children_cpu_s or 0.0)
+        old_s[heir] = old_s.get(heir, 0.0) + seen_s + EXIT_CPU_S
+    return old_s
 
 
 def see_end(track: Track, at_s: float, status: int | None) -> Track:
@@ -403,11 +428,13 @@ def _state_changes(track: Track | None, process: Process, at_s: float) -> dict[s
     return changes
 
 
-def _rates(before: Process, now: Process, seconds: float) -> dict[str, float | None]:
+def _rates(
+    before: Process, now: Process, seconds: float, reaped_s: float
+) -> dict[str, float | None]:
     rates: dict[str, float | None] = {"cpu_pct": 100 * (now.cpu_s - before.cpu_s) / seconds}
     if before.children_cpu_s is not None and now.children_cpu_s is not None:
-        worked_s = now.children_cpu_s - before.children_cpu_s
-        rates["children_pct"] = 100 * worked_s / seconds
+        worked_s = now.children_cpu_s - before.children_cpu_s - reaped_s
+        rates["children_pct"] = 100 * max(0.0, worked_s) / seconds
     if before.sleeps is not None and now.sleeps is not None:
         rates["sleeps_per_s"] = (now.sleeps - before.sleeps) / seconds
     if before.io is None or now.io is None:

@@ -210,6 +210,41 @@ def test_a_pool_of_compilers_is_a_build_only_for_who_waits_for_it(waits, tmp_pat
     assert ("build-stands-still" in rules) == waits
 
 
+@pytest.mark.parametrize("parent", ["pool", "rank"])
+def test_idle_workers_that_end_add_no_work_though_their_parent_inherits_their_cpu(parent, tmp_path):
+    """Inductor ends its pool after a minute of idleness: 16 workers, in the midst of a hang."""
+    does = Does(stack=told.LOADING, cpu_pct=0, children=((POOL, 0.0),))
+    log = good_log(("TP0", "TP1"), "load-end")
+    doing = {"TP0": Does(stack=told.BARRIER), "TP1": does}
+    recording = launch(tmp_path, doing, log=log, seconds=180)
+
+    def with_workers(snapshot):
+        section = snapshot.processes
+        pool = next(each for each in section.processes if each.title == POOL)
+        rank = next(each for each in section.processes if each.pid == pool.ppid)
+        rest = tuple(each for each in section.processes if each.pid not in (pool.pid, rank.pid))
+        pool = replace(pool, state="S")
+        workers = tuple(
+            replace(pool, pid=pool.pid + number, ppid=pool.pid, cpu_s=cpu_s)
+            for number, cpu_s in enumerate((0.0, 14.0), start=1)
+        )
+        gone = snapshot.at_s >= 120
+        if gone and parent == "pool":
+            pool, workers = replace(pool, children_cpu_s=14.03), ()
+        elif gone:
+            found = (*rest, replace(rank, children_cpu_s=14.05))
+            return replace(snapshot, processes=replace(section, processes=found))
+        return replace(
+            snapshot, processes=replace(section, processes=(*rest, rank, pool, *workers))
+        )
+
+    found = list(
+        diagnoses(replace(recording, snapshots=tuple(map(with_workers, recording.snapshots))))
+    )
+    assert {each.state for each in found[100:]} == {"hung"}
+    assert found[-1].culprits == ("TP1",)
+
+
 # --- On real processes ----------------------------------------------------------------------------
 
 
