@@ -79,7 +79,9 @@ class Track(Struct, frozen=True):
         ended_at_s: since when it is gone or a zombie.
         stopped_since_s: since when it is in state T or t.
         cpu_pct: of one core, between the last two looks.
-        children_pct: the same of the children that it has waited for in between.
+        children_pct: the same of the children that it has waited for in between, as far as they
+            used it since they were last seen; reaped_s: of what is no news, what its counter is
+            still to take in.
         sleeps_per_s: how often its main thread went to sleep in between.
         compiles: it is a compiler or a build tool, by its command line.
         observes: it is a program that looks at processes, by its command line.
@@ -132,6 +134,7 @@ class Track(Struct, frozen=True):
     stopped_since_s: float | None = None
     cpu_pct: float | None = None
     children_pct: float | None = None
+    reaped_s: float = 0.0
     sleeps_per_s: float | None = None
     compiles: bool = False
     observes: bool = False
@@ -203,7 +206,11 @@ def see_process(
     seconds = at_s - track.seen_at_s
     if seconds <= 0:
         return track
-    changes: dict[str, Any] = dict(_rates(track.process, process, seconds, reaped_s))
+    old_s = track.reaped_s + reaped_s
+    changes: dict[str, Any] = dict(_rates(track.process, process, seconds, old_s))
+    # Its counter was read before those who are gone were looked for: the rest shows next time.
+    added_s = (process.children_cpu_s or 0.0) - (track.process.children_cpu_s or 0.0)
+    changes["reaped_s"] = min(reaped_s, max(0.0, old_s - added_s))
     busy = busy_threads(track.process, process, seconds, track.stops)
     changes |= {"busy": busy, "stops": {}}
     counted = [thread for thread in busy if thread.write_calls_per_s is not None]
@@ -428,13 +435,11 @@ def _state_changes(track: Track | None, process: Process, at_s: float) -> dict[s
     return changes
 
 
-def _rates(
-    before: Process, now: Process, seconds: float, reaped_s: float
-) -> dict[str, float | None]:
+def _rates(before: Process, now: Process, seconds: float, old_s: float) -> dict[str, float | None]:
     rates: dict[str, float | None] = {"cpu_pct": 100 * (now.cpu_s - before.cpu_s) / seconds}
     if before.children_cpu_s is not None and now.children_cpu_s is not None:
-        worked_s = now.children_cpu_s - before.children_cpu_s - reaped_s
-        rates["children_pct"] = 100 * max(0.0, worked_s) / seconds
+        worked_s = max(0.0, now.children_cpu_s - before.children_cpu_s - old_s)
+        rates["children_pct"] = 100 * worked_s / seconds
     if before.sleeps is not None and now.sleeps is not None:
         rates["sleeps_per_s"] = (now.sleeps - before.sleeps) / seconds
     if before.io is None or now.io is None:
