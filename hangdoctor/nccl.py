@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hangdoctor.collect.nccl_ras import DEFAULT_ADDRESS
 from hangdoctor.model import Missing, NcclCommunicator, NcclRank, NcclRas, Struct
 
 if TYPE_CHECKING:
@@ -53,6 +54,16 @@ class Lag(Struct, frozen=True):
     op: str
     launched: int
     highest: int
+
+
+def ask_by_hand(address: str = DEFAULT_ADDRESS) -> str:
+    """Return the command that asks RAS.
+
+    >>> ask_by_hand("[::1]:20021")
+    'echo verbose status | nc -w 5 ::1 20021'
+    """
+    host, _, port = address.rpartition(":")
+    return f"echo verbose status | nc -w 5 {host.strip('[]')} {port}"
 
 
 def see_ras(before: Ras | None, answer: NcclRas | Missing, at_s: float) -> Ras | None:

@@ -11,6 +11,7 @@ from hangdoctor import experiments
 from hangdoctor.engines import matches_any
 from hangdoctor.findings import Step
 from hangdoctor.loads import unread_file
+from hangdoctor.nccl import ask_by_hand
 from hangdoctor.rules.case import SURE_FACTOR
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def _values(case: Case, leading: Finding, suspect: RankFacts | None) -> dict[str
             values["lock"] = shlex.quote(suspect.locks[0].path)
         if unread := unread_file(facts, suspect):
             values |= {"file": shlex.quote(unread[0]), "skip": str(unread[1] >> 20)}
+    if facts.ras is None:  # else its answer is known
+        values["ask_ras"] = ask_by_hand()
     if facts.launcher is not None:
         values["launch"] = str(facts.launcher.process.pid)
     port = re.search(r"--port[= ](\d+)", _command(case))

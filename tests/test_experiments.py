@@ -33,7 +33,7 @@ JOINS = Does(stack=told.DIST)
 READS = Does(stack=told.MMAP, state="D", kernel="folio_wait_bit_common", loads_per_s=20e6)
 ASLEEP = Does(stack=told.MMAP, state="D", kernel="folio_wait_bit_common")
 RECORDINGS = sorted(path.parent for path in HERE.glob("recordings/*/recording.json"))
-NAMES_FILLED_IN = {"pid", "rank", "launch", "file", "skip", "lock", "port", "seconds"}
+NAMES_FILLED_IN = {"ask_ras", "pid", "rank", "launch", "file", "skip", "lock", "port", "seconds"}
 
 
 def steps(recording):

@@ -43,8 +43,8 @@ def communicator(counts, name="0xab", **states):
     return NcclCommunicator(id=name, size=len(ranks), ranks=ranks)
 
 
-def answer(*communicators, **more):
-    return NcclRas(address="localhost:28028", version="2.28.9", communicators=communicators, **more)
+def answer(*communicators, address="localhost:28028", **more):
+    return NcclRas(address=address, version="2.28.9", communicators=communicators, **more)
 
 
 def with_ras(recording, ras, *, every_s=5):
@@ -90,6 +90,18 @@ def test_the_rank_that_launched_less_is_named_where_no_stack_can_be_seen(tmp_pat
     behind = finding(found, "nccl-ranks-behind")
     assert (behind.culprits, found.culprits) == (("TP2",), ("TP2",))
     assert "60 AllReduce, others 64" in behind.title
+
+
+def test_nccl_is_asked_again_where_it_answered_and_by_hand_only_where_it_has_not(tmp_path):
+    recording = stuck(tmp_path, dict.fromkeys(NAMES, WAITS) | {"TP2": SPINS})
+    silent = diagnose(derive(recording, SGLANG), SGLANG)
+    commands = {step.id: step.command for step in silent.experiments}
+    assert commands["nccl-ras"] == "echo verbose status | nc -w 5 localhost 28028"
+    told_it = answer(communicator([64, 64, 60, 64]), address="[::1]:20021")
+    found = diagnose(derive(with_ras(recording, told_it), SGLANG), SGLANG)
+    behind = finding(found, "nccl-ranks-behind")
+    assert "ask NCCL again: echo verbose status | nc -w 5 ::1 20021" in behind.advice
+    assert "nccl-ras" not in {step.id for step in found.experiments}
 
 
 def test_counts_that_move_on_name_nobody(tmp_path):

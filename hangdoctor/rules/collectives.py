@@ -8,7 +8,7 @@ import msgspec
 
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.frames import place
-from hangdoctor.nccl import OTHERS, diverged, lags
+from hangdoctor.nccl import OTHERS, ask_by_hand, diverged, lags
 from hangdoctor.rules.case import earliest_phase, evidence, judge
 from hangdoctor.waitgraph import PEER_KINDS
 
@@ -46,8 +46,9 @@ def nccl_ranks_behind(case: Case) -> Iterator[Finding]:
     it is NCCL's own word, and holds where no stack can be seen.
     What to do: look at where that rank stands; its innermost frames say what it does instead.
     """
+    ras = _ras(case)
     found = [lag for one in _standing(case) for lag in lags(one)]
-    if not found:
+    if ras is None or not found:
         return
     ahead = {rank.pid for lag in found for rank in lag.ahead if rank.pid is not None}
     blamed = [lag for lag in found if lag.behind.pid is None or lag.behind.pid not in ahead]
@@ -67,11 +68,11 @@ def nccl_ranks_behind(case: Case) -> Iterator[Finding]:
         ranks=tuple(rank.name for rank in suspects),
         culprits=names,
         phase=earliest_phase(elsewhere or suspects),
-        confidence="medium" if case.facts.ras and case.facts.ras.latest.form == "text" else "high",
+        confidence="medium" if ras.latest.form == "text" else "high",
         because=evidence(*(_lag(case, lag) for lag in shown[:MOST_NAMED]), *_standing_since(case)),
         advice=(
             f"look at what {who or 'it'} does instead",
-            "ask NCCL again: echo verbose status | nc localhost 28028",
+            f"ask NCCL again: {ask_by_hand(ras.latest.address)}",
         ),
     )
     if not elsewhere:

@@ -113,7 +113,7 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
             *(tuple(f"a stack of {name}" for name in names) if graph.by_elimination else ()),
             *(untold or ()),
         ),
-        advice=_advice_for(suspects),
+        advice=_advice_for(case, suspects),
     )
     if moving:
         yield _still_moving(finding, moving, suspects)
@@ -161,7 +161,7 @@ def rank_not_built(case: Case) -> Iterator[Finding]:
             *(last_line(case, rank.name) for rank in suspects[:2]),
             stands(case, graph.idle[0]),
         ),
-        advice=_advice_for(suspects),
+        advice=_advice_for(case, suspects),
     )
     moving = [rank.name for rank in suspects if rank.moving]
     if moving:
@@ -675,7 +675,7 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
             *(_children(case, rank) for rank in still[:2]),
             last_line(case, still[0].name),
         ),
-        advice=_advice_for(tuple(still[:1])),
+        advice=_advice_for(case, tuple(still[:1])),
     )
     # A pipe without anybody at its other end does not come back, nor a lock without an owner, and
     # nothing outside ends a sleep; other silence may be storage's.
@@ -878,7 +878,7 @@ def _children(case: Case, rank: RankFacts) -> Evidence | None:
     )
 
 
-def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
+def _advice_for(case: Case, suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
     advice = []
     for rank in suspects[:2]:
         if rank.pid is None:
@@ -903,7 +903,9 @@ def _advice_for(suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
             advice.append(f"read the code at {rank.place}: {rank.name} does not come back from it")
         advice.append(f"look again: py-spy dump --nonblocking --pid {rank.pid}")
     if any(rank.pid is not None for rank in suspects):
-        advice.append("save everything before you end it: hangdoctor diagnose PID --record DIR")
+        launcher = case.facts.launcher
+        pid = launcher.process.pid if launcher else suspects[0].pid
+        advice.append(f"save everything before you end it: hangdoctor diagnose {pid} --record DIR")
     return tuple(advice)
 
 
