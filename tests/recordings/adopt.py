@@ -1,16 +1,17 @@
 """Make a case for the tests out of a recording that `--record` made of a launch with a fault.
 
-    python tests/recordings/adopt.py RECORDING tests/recordings/CASE [OLD=NEW ...]
+    python tests/recordings/adopt.py [--every S] RECORDING tests/recordings/CASE [OLD=NEW ...]
 
-Leaves out the frames of the fault itself (sitecustomize.py) with the native ones above them, and
-of processes that are neither rank nor launcher the idle ones and all threads but the main one.
+With --every, looks that follow another within S seconds are left out. Leaves out the frames of the
+fault itself (sitecustomize.py) with the native ones above them, and of processes that are neither
+rank nor launcher the idle ones and all threads but the main one.
 OLD=NEW replaces paths of the machine. cause.toml is written by hand.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
-import sys
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ def replace_syscall(thread):
     return replace(thread, syscall=None)
 
 
-def adopt(source, case, paths):
+def adopt(source, case, paths, every_s=0.0):
     recording = load(source)
     case.mkdir(parents=True)
     sglang = engines.load("sglang")
@@ -40,7 +41,8 @@ def adopt(source, case, paths):
         if engines.role_of(sglang, process.title) is not None
     }
     busy = _busy(recording.snapshots)
-    snapshots = [_snapshot(each, ours, busy, sglang) for each in recording.snapshots]
+    looks = _thinned(recording.snapshots, every_s)
+    snapshots = [_snapshot(each, ours, busy, sglang) for each in looks]
     lines = b"".join(_neutral(msgspec.json.encode(each), paths) + b"\n" for each in snapshots)
     (case / (SNAPSHOTS_NAME + ".gz")).write_bytes(gzip.compress(lines, 9, mtime=0))
     header = replace(
@@ -55,6 +57,14 @@ def adopt(source, case, paths):
     (case / LOG_NAME).write_bytes(_same_length(recording.log_path.read_bytes(), paths))
 
 
+def _thinned(snapshots, every_s):
+    kept = []
+    for snapshot in snapshots:
+        if not kept or snapshot.at_s - kept[-1].at_s >= every_s:
+            kept.append(snapshot)
+    return kept if not snapshots or kept[-1] is snapshots[-1] else [*kept, snapshots[-1]]
+
+
 def _busy(snapshots):
     """Return the pids that used CPU after they were first seen; pools of idle workers do not."""
     first, busy = {}, set()
@@ -63,6 +73,10 @@ def _busy(snapshots):
             for process in snapshot.processes.processes:
                 if process.cpu_s > first.setdefault(process.pid, process.cpu_s) + 0.1:
                     busy.add(process.pid)
+    # Whose CPU a parent that is kept takes over at its end must be known to have been used before.
+    for snapshot in snapshots:
+        if isinstance(snapshot.processes, Processes):
+            busy |= {each.pid for each in snapshot.processes.processes if each.ppid in busy}
     return busy
 
 
@@ -135,5 +149,11 @@ def _same_length(data, paths):
 
 
 if __name__ == "__main__":
-    pairs = [tuple(part.encode() for part in each.split("=", 1)) for each in sys.argv[3:]]
-    adopt(Path(sys.argv[1]), Path(sys.argv[2]), pairs)
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--every", type=float, default=0.0)
+    asked.add_argument("recording", type=Path)
+    asked.add_argument("case", type=Path)
+    asked.add_argument("paths", nargs="*")
+    told = asked.parse_args()
+    pairs = [tuple(part.encode() for part in each.split("=", 1)) for each in told.paths]
+    adopt(told.recording, told.case, pairs, told.every)

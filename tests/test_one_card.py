@@ -1,0 +1,61 @@
+"""Two and eight ranks of real SGLang on one H200, with real NCCL: each look at each recording.
+
+NCCL takes each rank for a host of its own (NCCL_HOSTID) and goes over loopback, so that its ranks
+may share a card. Looks that follow one another closely are left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hangdoctor import engines
+from hangdoctor.diagnose import diagnose
+from hangdoctor.facts import begin, step
+from hangdoctor.recording import load
+
+CASES = Path(__file__).parent / "recordings" / "one_card"
+SGLANG = engines.load("sglang")
+NAMES = sorted(path.parent.name for path in CASES.glob("*/cause.toml"))
+HUNG_AFTER_S = 40.0
+LOOK_S = 16.0
+"""Between two looks that were kept, and as much again: stillness is seen from the second on."""
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def case(request):
+    """Return what really happened, and what is said at each look."""
+    recording = load(CASES / request.param)
+    truth = msgspec.toml.decode((CASES / request.param / "cause.toml").read_bytes())
+    facts = begin(recording.header, SGLANG)
+    said = []
+    for snapshot, blocks in recording.steps():
+        facts = step(facts, snapshot, blocks, SGLANG)
+        said.append((snapshot.at_s, diagnose(facts, SGLANG)))
+    return truth, said
+
+
+def test_it_is_not_called_hung_before_it_is_and_not_withdrawn_after(case):
+    truth, said = case
+    since_s = truth.get("stalled_since_s", 1e9)
+    for at_s, found in said:
+        if at_s < since_s + HUNG_AFTER_S:
+            assert found.state != "hung", at_s
+        elif truth["state"] == "hung" and at_s >= since_s + HUNG_AFTER_S + LOOK_S:
+            assert found.state == "hung", at_s
+            assert list(found.culprits) == truth["culprits"], at_s
+
+
+def test_in_the_end_state_phase_and_culprit_are_what_they_were(case):
+    truth, said = case
+    found = said[-1][1]
+    assert (found.state, found.phase) == (truth["state"], truth["phase"])
+    assert list(found.culprits) == truth["culprits"]
+
+
+def test_a_hang_stands_for_a_hundred_seconds_and_more(case):
+    truth, said = case
+    if truth["state"] == "hung":
+        assert said[-1][0] - truth["stalled_since_s"] > 100
