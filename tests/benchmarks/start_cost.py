@@ -1,8 +1,9 @@
 """What being watched costs a start: `python tests/benchmarks/start_cost.py [PAIRS]`.
 
 Real SGLang on the CPU at TP=2, alone and with `hangdoctor watch` beside it in turn, by default
-eight of each; a pair changes places from one to the next, so that what else changes on the machine falls
-on both. Prints the seconds to "ready to roll" and what is lost of it, median and 95 % interval.
+eight of each; a pair changes places from one to the next, so that what else changes on the
+machine falls on both. Prints the seconds to "ready to roll" and what is lost of it, median and
+95 % interval.
 """
 
 # ruff: noqa: T201, E402  # it is there to print; the lab lies beside it, in no package
