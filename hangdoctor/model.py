@@ -507,7 +507,7 @@ class Caches(Struct, frozen=True, tag="caches"):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
-    """A compute process on a card.
+    """A process that holds memory of a card.
 
     Attributes:
         pid: as the driver tells it: in a container often the host's number.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -206,7 +207,7 @@ def _read_card(nvml: Any, card: _Card, index: int, *, sample: bool) -> Gpu | Mis
             return shared
         power_mw = ask(nvml.nvmlDeviceGetPowerUsage)
         reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        running = ask(nvml.nvmlDeviceGetComputeRunningProcesses)
+        running = _running(nvml, ask)
         errors = ask(
             nvml.nvmlDeviceGetTotalEccErrors,
             nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
@@ -247,6 +248,22 @@ def _read_card(nvml: Any, card: _Card, index: int, *, sample: bool) -> Gpu | Mis
         if running is None
         else tuple(GpuProcess(pid=one.pid, used_bytes=one.usedGpuMemory) for one in running),
     )
+
+
+def _running(nvml: Any, ask: Callable[..., Any]) -> list[Any] | None:
+    """Return the processes on a card: those that compute, as MPS' clients, or only draw."""
+    found = ask(nvml.nvmlDeviceGetComputeRunningProcesses)
+    if found is None:
+        return None
+    by_pid = {one.pid: one for one in found}
+    for more in (
+        nvml.nvmlDeviceGetMPSComputeRunningProcesses,
+        nvml.nvmlDeviceGetGraphicsRunningProcesses,
+    ):
+        # A card that is lost has told that already; the second is of a driver that lacks them.
+        with suppress(nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)):
+            by_pid = {one.pid: one for one in ask(more) or ()} | by_pid
+    return list(by_pid.values())
 
 
 def _counters(nvml: Any, ask: Callable[..., Any]) -> tuple[int | None, ...]:

@@ -5,7 +5,8 @@
  * answer), reasons (mask of clock event reasons), received and sent (PCIe bytes; without them the
  * counters are not supported), linked (KiB over NVLink, each way), throughput (KiB a second),
  * ecc (uncorrected errors), xid (told once), mig, virtual (virtualisation mode), blind (no
- * utilisation, as with MIG), pid=PID:MiB (several times). Without the file it says that the driver
+ * utilisation, as with MIG), pid=PID:MiB (several times), draws=PID:MiB (one that only draws).
+ * Without the file it says that the driver
  * is not loaded. -DOLD leaves out what older drivers lack. -DREAL makes each call take what it takes
  * on an H200 (driver 580.159), and reads the file once, so that it can be measured by.
  */
@@ -21,8 +22,8 @@ struct process { unsigned pid; unsigned long long bytes; unsigned gpu_instance, 
 struct card {
     long busy, memory_busy, used, total, milliwatts, limit, error, wait, reasons, received, sent,
          linked, throughput, ecc, xid, mig, virtual_, blind, sealed;
-    int count;
-    struct process processes[MOST_PIDS];
+    int count, drawing;
+    struct process processes[MOST_PIDS], draws[1];
 };
 struct value { unsigned id, scope; long long time, latency; unsigned type; int result;
                unsigned long long number; };
@@ -39,8 +40,9 @@ static void set(struct card *c, const char *key, const char *value) {
         KEY(throughput), KEY(ecc), KEY(xid), KEY(mig), KEY(blind), KEY(sealed),
         { "virtual", __builtin_offsetof(struct card, virtual_) },
     };
-    if (!strcmp(key, "pid") && c->count < MOST_PIDS) {
-        struct process *p = &c->processes[c->count++];
+    int draws = !strcmp(key, "draws") && !c->drawing;
+    if (draws || (!strcmp(key, "pid") && c->count < MOST_PIDS)) {
+        struct process *p = draws ? &c->draws[c->drawing++] : &c->processes[c->count++];
         unsigned mib = 0;
         sscanf(value, "%u:%u", &p->pid, &mib);
         p->bytes = (unsigned long long)mib << 20;
@@ -151,16 +153,22 @@ int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *milliwatts) {
     *milliwatts = c->limit;
     return SUCCESS;
 }
-int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *list) {
-    CARD if (c->sealed) return NO_PERMISSION;
+static int give(const struct process *all, int known, unsigned *count, struct process *list) {
     unsigned room = *count;
-    *count = c->count;
-    if (!c->count) return SUCCESS;
-    if (!list || room < (unsigned)c->count) return NO_SPACE;
-    memcpy(list, c->processes, c->count * sizeof *list);
+    *count = known;
+    if (!known) return SUCCESS;
+    if (!list || room < (unsigned)known) return NO_SPACE;
+    memcpy(list, all, known * sizeof *list);
     return SUCCESS;
 }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *list) {
+    CARD if (c->sealed) return NO_PERMISSION;
+    return give(c->processes, c->count, count, list);
+}
 #ifndef OLD
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, struct process *list) {
+    CARD return give(c->draws, c->drawing, count, list);
+}
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
     CARD *reasons = c->reasons;
     return SUCCESS;

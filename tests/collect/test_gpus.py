@@ -141,6 +141,14 @@ def test_strangers_on_a_card_are_named_and_one_that_is_gone_has_no_name(driver):
     assert stranger.name
 
 
+def test_a_process_that_only_draws_holds_memory_of_the_card_too(driver):
+    driver.write_text(card((NOBODY, 5), draws=f"{NOBODY + 1}:6") + card((7, 7), draws="7:8"))
+    with Observer([]) as observer:
+        cards = take(observer).cards
+    held = [{one.pid: one.used_bytes >> 20 for one in gpu.processes} for gpu in cards.values()]
+    assert held == [{NOBODY: 5, NOBODY + 1: 6}, {7: 7}]
+
+
 def test_processes_that_may_not_be_seen_are_not_known(driver):
     driver.write_text(card((NOBODY, 5), busy=7, sealed=1))
     with Observer([]) as observer:
