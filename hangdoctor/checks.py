@@ -15,7 +15,7 @@ class Check(Struct, frozen=True):
     Attributes:
         name: its id, such as "start-up".
         outcome: undecided where the evidence or the time did not do; skipped where it was not
-            tried.
+            tried, or nothing here can tell, and for which a CI is not to fail.
         said: what came of it, in one sentence without a full stop.
         kind: of a failure, such as "hung"; "" else.
         took_s: how long it took; None where that says nothing.

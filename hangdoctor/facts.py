@@ -46,6 +46,7 @@ from hangdoctor.model import (
     FileLock,
     FlightRecorder,
     Frame,
+    Gpu,
     Gpus,
     Header,
     Host,
@@ -1013,6 +1014,9 @@ def _see_gpus(facts: Facts, snapshot: Snapshot) -> Facts:
     families = {pid: _family(known, pid) for pid, track in known.items() if track.rank}
     for pids in families.values():
         mapped.update(gpu_readings.cards_of(cards, pids))
+    for index in mapped.union(gpu_readings.cards_of(cards, known.keys())):
+        if isinstance(gpu := cards[index].gpu, Gpu):
+            cards[index] = msgspec.structs.replace(cards[index], held=gpu)
     for pid, pids in families.items():
         track = known[pid]
         # A rank whose card NVML does not tell, as in a PID namespace of its own, may be behind any

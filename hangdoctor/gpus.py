@@ -61,7 +61,8 @@ class Card(Struct, frozen=True):
     """One card over time.
 
     Attributes:
-        gpu: as it was last seen; last: as it was when it last answered.
+        gpu: as it was last seen; last: as it was when it last answered; held: as it was when the
+            launch was last seen on it.
         at_s: when it last answered.
         peak_bytes: the most memory that was used when it last grew; peaks_bytes: of each process.
         idle_powers_w: what it drew in the last looks in which a process held memory on it and it
@@ -76,6 +77,7 @@ class Card(Struct, frozen=True):
 
     gpu: Gpu | Missing
     last: Gpu | None = None
+    held: Gpu | None = None
     at_s: float = 0.0
     peak_bytes: int = 0
     peaks_bytes: dict[int, int] = {}
@@ -121,6 +123,7 @@ def see_card(card: Card | None, gpu: Gpu | Missing, at_s: float) -> Card:
     seen = Card(
         gpu=gpu,
         last=gpu,
+        held=before.held,
         at_s=at_s,
         peak_bytes=used if grew or not before.peak_bytes else before.peak_bytes,
         peaks_bytes=peaks_bytes,

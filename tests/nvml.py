@@ -21,6 +21,13 @@ def build(folder, *options):
     return {"LD_LIBRARY_PATH": str(folder), "NVML_STUB": str(folder / "cards")}
 
 
+def on_cards(folder, before, held, after):
+    """Build it; return the environment in which programs/cards.py changes what the cards say."""
+    driver = build(folder)
+    Path(driver["NVML_STUB"]).write_text("".join(before))
+    return driver | {"CARDS_HELD": "".join(held), "CARDS_AFTER": "".join(after)}
+
+
 def card(*pids, **said):
     """Return a card's line: `card((4711, 500), busy=10)`, with PIDs and their MiB."""
     words = [f"{key}={value}" for key, value in said.items()]

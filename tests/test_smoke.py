@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 
 import psutil
 import pytest
+from nvml import card, on_cards
 
 from hangdoctor.checks import Check
 from hangdoctor.render.junit import checks_to_junit
@@ -68,6 +69,59 @@ def test_a_wrong_answer_or_none_fails_and_the_log_is_kept(answers, port, tmp_pat
     assert Path(json.loads(done.stdout)["smoke"]["log"]).exists()
     assert ET.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"  # noqa: S314  # ours
     assert running(port) == []
+
+
+@pytest.fixture
+def tenant():
+    """Another process on the cards."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def memory_check(done):
+    checks = json.loads(done.stdout)["smoke"]["checks"]
+    return next(check for check in checks if check["name"] == "gpu-memory")
+
+
+def test_memory_that_another_process_took_of_the_card_meanwhile_is_not_left_behind(
+    port, tmp_path, tenant
+):
+    cards = on_cards(
+        tmp_path,
+        before=[card(used=615)],
+        held=[card(("SERVER", 40000), used=40624)],
+        after=[card((tenant, 40000), used=40624)],
+    )
+    done = smoke(command=server("good", port), tmp_path=tmp_path, **cards)
+    assert done.returncode == 0, done.stdout
+    check = memory_check(done)
+    assert check["outcome"] == "passed"
+    assert f"39.1 GiB more of GPU 0 are of sleep (pid {tenant}), which is not" in check["said"]
+
+
+def test_memory_left_behind_fails_beside_that_of_others_and_what_cannot_be_told(
+    port, tmp_path, tenant
+):
+    cards = on_cards(
+        tmp_path,
+        before=[card(used=615) * 3],
+        held=[card(("SERVER", 40000), used=40624) * 3],
+        after=[
+            card((tenant, 40000), used=40624),
+            card(("SERVER", 30000), used=30624),  # which is no more
+            card(used=20624, sealed=1),
+        ],
+    )
+    done = smoke(command=server("good", port), tmp_path=tmp_path, **cards)
+    assert done.returncode == 1, done.stdout
+    check = memory_check(done)
+    assert (check["outcome"], check["kind"]) == ("failed", "left")
+    left, untold, decides, others = check["said"].split("; ")
+    assert "of the launch holds 29.3 GiB of GPU 1" in left
+    assert "GPU 2 holds 19.5 GiB of which it cannot be told" in untold
+    assert "nvidia-smi" in decides
+    assert "GPU 0 are of sleep" in others
 
 
 def test_a_port_in_use_is_refused_with_its_holder(port, tmp_path):

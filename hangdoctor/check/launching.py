@@ -22,6 +22,7 @@ from hangdoctor.collect.installation import find_installation
 from hangdoctor.diagnose import diagnose
 from hangdoctor.endpoint import Endpoint, endpoint_of, is_open
 from hangdoctor.errors import HangdoctorError, InputError
+from hangdoctor.gpu_memory import cards_before, check_freed
 from hangdoctor.launch import keeping, what_is_left
 from hangdoctor.live import Live
 from hangdoctor.logs.timeline import phase_durations
@@ -72,7 +73,8 @@ class Ran(Struct, frozen=True):
         answers: None where it was not asked, or did not answer; later: the diagnosis by then.
         elsewhere: the folder of the SGLang that it ran, where that is not the patched copy; None
             where nothing told which it ran.
-        left: what did not end; dumps: what is off in them, and what was found.
+        left: what did not end; unsure: memory of which it cannot be told whether it is left.
+        dumps: what was found; dumps_wrong: what is off in them.
     """
 
     state: str
@@ -86,6 +88,7 @@ class Ran(Struct, frozen=True):
     asked: str = ""
     elsewhere: str | None = None
     left: tuple[str, ...] = ()
+    unsure: str = ""
     killed: int = 0
     ended_s: float = 0.0
     dumps: tuple[str, ...] = ()
@@ -187,6 +190,7 @@ def _launch(
         )
     log = seen / LOG_NAME
     seen.mkdir(parents=True, exist_ok=True)
+    cards = {} if own else cards_before()  # our own command runs on the CPU
     began_s = time.monotonic()
     answers: Future[Answers] = Future()
     ready_s: float | None = None
@@ -232,6 +236,10 @@ def _launch(
         left = what_is_left(ended)
         if endpoint.local and _still_open(endpoint):
             left.append(f"port {endpoint.port} is open still")
+        # And the next column's server needs the memory.
+        freed = check_freed(cards, facts, ended)
+        if freed and freed.outcome == "failed":
+            left.append(freed.said)
     return Ran(
         state="ready" if got is not None else found.state,
         title=found.title,
@@ -246,6 +254,7 @@ def _launch(
         asked=asked,
         elsewhere=_elsewhere(used, packages),
         left=tuple(left),
+        unsure=freed.said if freed and freed.outcome == "skipped" else "",
         killed=ended.killed,
         ended_s=ended.took_s,
         dumps=dumped,
@@ -306,8 +315,9 @@ def _cells(
         )
         cells["clean-end"] = differs or Same()
     else:
-        killed = f", {ran.killed} of its processes killed" if ran.killed else ""
-        cells["clean-end"] = Same(note=f"in {ran.ended_s:.0f} s{killed}")
+        more = f", {ran.killed} of its processes killed" if ran.killed else ""
+        more += f"; {ran.unsure}" if ran.unsure else ""
+        cells["clean-end"] = Same(note=f"in {ran.ended_s:.0f} s{more}")
     return cells
 
 

@@ -31,7 +31,6 @@ MOST_DIRECTORIES = 2000
 MOST_FILES = 2000
 """Lock files that are looked into for their owner."""
 
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's proc_ns.h
 _OF_ONE_CONTAINER = frozenset({"overlay"})
 _NETWORK = re.compile(
     r"^(?:nfs\d?|cifs|smb3|lustre|ceph|9p|gpfs|beegfs|virtiofs|afs|glusterfs|wekafs|fuse\..+)$"
@@ -233,7 +232,7 @@ def _by_record(
         boot = int(procfs.read(f"{proc}/sys/kernel/random/boot_id").replace(b"-", b""), 16)
     except (OSError, ValueError):
         return elsewhere
-    ours = "" if namespace == _FIRST_PID_NAMESPACE else f"{int(namespace[5:-1]):x}"
+    ours = "" if namespace == procfs.FIRST_PID_NAMESPACE else f"{int(namespace[5:-1]):x}"
     if owner.host != socket.gethostname() or owner.namespace != ours:
         return elsewhere
     stat = stats.get(owner.pid)
@@ -327,11 +326,7 @@ def _unseen_holders(proc: str, pid: int, path: str) -> str:
     kind = _file_system(proc, pid, path)
     if _NETWORK.match(kind):
         return f"it lies on {kind}: another machine may hold it"
-    try:
-        inside = os.readlink(f"{proc}/self/ns/pid") != _FIRST_PID_NAMESPACE
-    except OSError:
-        inside = True
-    if inside and kind not in _OF_ONE_CONTAINER:
+    if not procfs.sees_all_pids(proc) and kind not in _OF_ONE_CONTAINER:
         return "a process of another container may hold it"
     return ""
 

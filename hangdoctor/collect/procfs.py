@@ -31,6 +31,9 @@ HOLDER_WITHIN_S = 0.7
 MOST_KEPT = 8192
 """Files kept open: three of each thread of eight processes of 340."""
 
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of the kernel's proc_ns.h."""
+
 _BLOCK = 1 << 16
 _PAGE = 4096
 _DESCRIPTORS_LEFT = 256  # for all else that a collector opens
@@ -391,6 +394,14 @@ def own_pids(proc: str, stats: dict[int, Stat]) -> frozenset[int]:
     except (OSError, ValueError):
         return frozenset()
     return frozenset({own, stats[own].ppid} if own in stats else {own})
+
+
+def sees_all_pids(proc: str) -> bool:
+    """Tell whether we are in the first PID namespace, which has all processes of the machine."""
+    try:
+        return os.readlink(f"{proc}/self/ns/pid") == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def _pids(proc: str) -> Iterator[int]:

@@ -22,9 +22,9 @@ from hangdoctor.commands.watch import folder_for, follow, header_of_command, scr
 from hangdoctor.diagnose import diagnose as judge
 from hangdoctor.endpoint import ask, endpoint_of, holder, is_open
 from hangdoctor.errors import HangdoctorError, InputError
+from hangdoctor.gpu_memory import cards_before, check_freed
 from hangdoctor.launch import keeping, what_is_left
 from hangdoctor.live import Live
-from hangdoctor.model import Gpu, Gpus
 from hangdoctor.recording import LOG_NAME
 from hangdoctor.redaction import redact, redact_text
 from hangdoctor.render.checks import checks_to_text
@@ -44,15 +44,12 @@ if TYPE_CHECKING:
     from hangdoctor.facts import Facts
     from hangdoctor.findings import Diagnosis
     from hangdoctor.launch import Ended, Keeper
+    from hangdoctor.model import Gpu
 
 FAILED = 1
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 CLOSED_S = 5.0
 """A listening socket is gone with its process."""
-FREED_S = 15.0
-"""The driver takes seconds to free the memory of a killed process."""
-FREED_SLACK_BYTES = 256 << 20
-"""What the driver itself may hold more than before."""
 SHOWN_LINES = 60
 _TAIL_BYTES = 1 << 16
 _TITLES = {0: "PASSED", 1: "FAILED", 3: "UNDECIDED", 4: "NOT READY IN TIME", 130: "INTERRUPTED"}
@@ -90,10 +87,10 @@ def smoke(
             endpoint = endpoint_of(command, engine.port, url)
             _check_that_nobody_answers(endpoint)
             folder = folder_for(record)
-            memory = _gpu_memory()
+            cards = cards_before()
         except KeyboardInterrupt:
             return nothing_seen()
-        run = _Run(engine, endpoint, memory)
+        run = _Run(engine, endpoint, cards)
         lines = Lines() if output == "text" and not events else None
         with keeping(grace_s) as keeper:
             try:
@@ -137,10 +134,10 @@ def smoke(
 class _Run:
     """What one try came to so far."""
 
-    def __init__(self, engine: Engine, endpoint: Endpoint, memory: dict[int, int]) -> None:
+    def __init__(self, engine: Engine, endpoint: Endpoint, cards: dict[int, Gpu]) -> None:
         self.engine = engine
         self.endpoint = endpoint
-        self.memory = memory
+        self.cards = cards
         self.facts: Facts | None = None
         self.diagnosis: Diagnosis | None = None
         self.interrupted = False
@@ -237,7 +234,7 @@ class _Run:
         """End everything, and make sure of it: processes, port, memory of the GPUs."""
         began_s = time.monotonic()
         problems: list[str] = []
-        said = ""
+        said, freed = "", None
         try:
             ended, interrupted = _ended(keeper)
             self.interrupted |= interrupted
@@ -249,16 +246,19 @@ class _Run:
                 problems.append(
                     f"port {self.endpoint.port} is open still" + (f", held by {by}" if by else "")
                 )
-            problems += self._memory_left()
+            freed = check_freed(self.cards, self.facts, ended)
         except KeyboardInterrupt:
             self.interrupted = True
+        took_s = time.monotonic() - began_s - (freed.took_s or 0.0 if freed else 0.0)
         self.checks["end"] = Check(
             name="end",
             outcome="failed" if problems else "passed",
             said="; ".join(problems) or said,
             kind="left" if problems else "",
-            took_s=time.monotonic() - began_s,
+            took_s=took_s,
         )
+        if freed:
+            self.checks[freed.name] = freed
 
     def _answered(self, answer: Future[Answer], took_s: float) -> Check:
         if not answer.done():
@@ -272,31 +272,6 @@ class _Run:
             kind="" if got.ok else "wrong-answer",
             took_s=got.took_s,
         )
-
-    def _memory_left(self) -> list[str]:
-        """Say which cards of the ranks hold more memory than before the start."""
-        ranks = self.facts.ranks if self.facts else ()
-        cards = {card for rank in ranks for card in rank.cards} & self.memory.keys()
-        left: dict[int, int] = {}
-
-        def free() -> bool:
-            now = _gpu_memory()
-            left.clear()
-            left.update(
-                {
-                    card: more
-                    for card in sorted(cards)
-                    if (more := now.get(card, 0) - self.memory[card]) > FREED_SLACK_BYTES
-                }
-            )
-            return not left
-
-        if not cards or _within(FREED_S, free):
-            return []
-        return [
-            f"GPU {card} holds {more / 2**30:.1f} GiB more than before the start"
-            for card, more in left.items()
-        ]
 
 
 def _settle(answer: Future[Answer], question: Callable[[], Answer]) -> None:
@@ -333,21 +308,6 @@ def _check_that_nobody_answers(endpoint: Endpoint) -> None:
         + ": an old server would answer",
         hint=f"end it, or start on another port; who has it: ss -ltnp sport = :{endpoint.port}",
     )
-
-
-def _gpu_memory() -> dict[int, int]:
-    """Return the bytes in use by card; empty where there are none, or nothing tells."""
-    from hangdoctor.collect import COLLECTORS
-    from hangdoctor.collect.look import Look
-    from hangdoctor.collect.worker import ask_once
-
-    found = ask_once("gpus", COLLECTORS["gpus"], Look())
-    cards = found.cards.items() if isinstance(found, Gpus) else ()
-    return {
-        index: card.memory_used_bytes
-        for index, card in cards
-        if isinstance(card, Gpu) and card.memory_used_bytes is not None
-    }
 
 
 def _report(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from nvml import card, on_cards
 
 SERVER = Path(__file__).parents[1] / "programs" / "patched_server.py"
 STOCK = "TOKENS = [1, 2]\nWIDTH = 64\nSILENT = DIES = False\n"
@@ -79,6 +80,20 @@ def test_each_column_is_launched_with_its_own_file_and_compared_with_stock(envir
     assert "rows of 192, stock of 64" in mine["hidden-width"]["differences"][0]["how"]
     assert mine["clean-end"]["is"] == "same"
     assert list(temporary.iterdir()) == []
+
+
+def test_memory_that_another_process_took_of_the_card_is_not_left_behind(environment, tmp_path):
+    with subprocess.Popen(["sleep", "600"]) as tenant:
+        cards = on_cards(
+            tmp_path,
+            before=[card(used=615)],
+            held=[card(("SERVER", 40000), used=40624)],
+            after=[card((tenant.pid, 40000), used=40624)],
+        )
+        done, columns, _ = check(tmp_path, command(environment, ""), **cards)
+        tenant.kill()
+    assert done.returncode == 0, done.stdout
+    assert [cells(columns[name])["clean-end"]["is"] for name in ("stock", "mine")] == ["same"] * 2
 
 
 def test_a_launch_that_dies_breaks_and_leaves_its_log_and_recording(environment, tmp_path):

@@ -9,6 +9,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+from cards import take_cards
+
 BODIES = {
     "good": b'{"choices": [{"text": " Paris"}]}',
     "empty": b'{"choices": [{"text": ""}]}',
@@ -47,6 +49,7 @@ class Server(HTTPServer):
     address_family = socket.AF_INET6 if ":" in option("--host", "") else socket.AF_INET
 
 
+take_cards()
 server = Server((option("--host", "127.0.0.1"), int(option("--port", "0"))), Handler)
 subprocess.Popen(["setsid", "sleep", "600"])
 sys.stdout.write("[2026-11-30 04:51:46] The server is fired up and ready to roll!\n")

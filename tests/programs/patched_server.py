@@ -7,6 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+from cards import take_cards
 from sglang.srt.models import deepseek_v2 as model
 
 
@@ -25,6 +26,7 @@ class Handler(BaseHTTPRequestHandler):
 
 if model.DIES:
     raise RuntimeError("the patch ends it")
+take_cards()
 server = HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler)
 if where := os.environ.get("SERVER_ANNOUNCES"):
     Path(where).write_text(str(os.getpid()))
