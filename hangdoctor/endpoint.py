@@ -1,4 +1,4 @@
-"""Where a server listens, who holds that port, and one request with a deadline.
+"""Where a server listens, who holds that port and until when, and one request with a deadline.
 
 Nothing here uses a proxy of the environment: `http.client` knows none.
 """
@@ -12,8 +12,10 @@ import os
 import shlex
 import socket
 import ssl
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from hangdoctor.collect import procfs
@@ -21,13 +23,18 @@ from hangdoctor.errors import UsageError
 from hangdoctor.model import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+_T = TypeVar("_T")
 
 PROMPT = "The capital of France is"
 TOKENS = 8
 COMPLETIONS, GENERATE, MODELS = "/v1/completions", "/generate", "/v1/models"
 MOST_BYTES = 1 << 20
 """An answer is no longer; one that never ends must not fill our memory."""
+
+CLOSED_S = 5.0
+"""A listening socket is gone with its process."""
 
 _PROC = "/proc"
 _ABSENT = (404, 405)
@@ -124,6 +131,16 @@ def is_open(endpoint: Endpoint) -> bool:
         return False
 
 
+def closes(endpoint: Endpoint) -> bool:
+    """Wait until nobody listens there any more; tell whether that came in `CLOSED_S`."""
+    until_s = time.monotonic() + CLOSED_S
+    while is_open(endpoint):
+        if time.monotonic() >= until_s:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
+
+
 def holder(endpoint: Endpoint) -> str:
     """Say which process listens on the port, as far as it can be seen; "" where it cannot."""
     with contextlib.suppress(OSError):
@@ -171,6 +188,23 @@ def ask(endpoint: Endpoint, within_s: float) -> Answer:
     took_s = time.monotonic() - began_s
     said = f"{request} was answered: {text[:_QUOTED]!r}"
     return Answer(ok=True, said=said, request=request, took_s=took_s, text=text)
+
+
+def in_thread(question: Callable[[], _T]) -> Future[_T]:
+    """Ask in a thread of its own; return what will hold the answer, or the error.
+
+    Not in a pool's, for whose threads the end of Python waits: the answer may never come.
+    """
+    answer: Future[_T] = Future()
+    threading.Thread(target=_settle, args=(answer, question), daemon=True).start()
+    return answer
+
+
+def _settle(answer: Future[_T], question: Callable[[], _T]) -> None:
+    try:
+        answer.set_result(question())
+    except Exception as error:  # noqa: BLE001  # raised again where the answer is taken
+        answer.set_exception(error)
 
 
 def _talk(

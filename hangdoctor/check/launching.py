@@ -6,9 +6,8 @@ import json
 import os
 import socket
 import subprocess
-import threading
 import time
-from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from hangdoctor.check.overlay import overlay
 from hangdoctor.check.verdict import worst_first
 from hangdoctor.collect.installation import find_installation
 from hangdoctor.diagnose import diagnose
-from hangdoctor.endpoint import Endpoint, endpoint_of, is_open
+from hangdoctor.endpoint import Endpoint, closes, endpoint_of, in_thread, is_open
 from hangdoctor.errors import HangdoctorError, InputError
 from hangdoctor.gpu_memory import cards_before, check_freed
 from hangdoctor.launch import keeping, what_is_left
@@ -32,6 +31,7 @@ from hangdoctor.recording import LOG_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from hangdoctor.check.environment import Environment
     from hangdoctor.engines import Engine
@@ -192,7 +192,7 @@ def _launch(
     seen.mkdir(parents=True, exist_ok=True)
     cards = {} if own else cards_before()  # our own command runs on the CPU
     began_s = time.monotonic()
-    answers: Future[Answers] = Future()
+    answers: Future[Answers] | None = None
     ready_s: float | None = None
     with keeping(GRACE_S) as keeper:
         started = keeper.start(command, log, environment=environment, cwd=folder if own else None)
@@ -212,10 +212,10 @@ def _launch(
             for facts in live.looks():
                 found = diagnose(facts, live.engine)
                 now_s = time.monotonic()
-                if found.state == "ready" and asked_s is None:
+                if found.state == "ready" and answers is None:
                     ready_s, asked_s = now_s - began_s, now_s
-                    threading.Thread(target=_settle, args=(answers, endpoint), daemon=True).start()
-                over = found.state in ("hung", "dead") or answers.done()
+                    answers = in_thread(partial(_ask, endpoint))
+                over = found.state in ("hung", "dead") or (answers is not None and answers.done())
                 late = (
                     now_s - began_s > timeout_s
                     if asked_s is None
@@ -229,12 +229,12 @@ def _launch(
             if not isinstance(used, Installation):
                 pids = [pid for pid, track in facts.tracks.items() if track.present]
                 used = find_installation(engine.detect.package, sorted(pids, reverse=True))
-        got, asked = _got(answers, asked=asked_s is not None)
+        got, asked = _got(answers)
         dumps_here = any(DUMP_VARIABLE in one.text for one in subject.files)
         wrong, dumped, writers = _dumps(dumps, wanted=got is not None and dumps_here)
         ended = keeper.end()
         left = what_is_left(ended)
-        if endpoint.local and _still_open(endpoint):
+        if endpoint.local and not closes(endpoint):
             left.append(f"port {endpoint.port} is open still")
         # And the next column's server needs the memory.
         freed = check_freed(cards, facts, ended)
@@ -477,15 +477,8 @@ def _cpu_environment(folder: Path) -> dict[str, str]:
 # ---- questions
 
 
-def _settle(answers: Future[Answers], endpoint: Endpoint) -> None:
-    try:
-        answers.set_result(_ask(endpoint))
-    except Exception as error:  # noqa: BLE001  # raised again where it is taken
-        answers.set_exception(error)
-
-
-def _got(answers: Future[Answers], *, asked: bool) -> tuple[Answers | None, str]:
-    if not asked:
+def _got(answers: Future[Answers] | None) -> tuple[Answers | None, str]:
+    if answers is None:
         return None, ""
     if not answers.done():
         return None, f"no answer within {REQUEST_S:.0f} s"
@@ -549,15 +542,6 @@ def _elsewhere(used: Installation | Missing | None, packages: Path) -> str | Non
     if not isinstance(used, Installation):
         return None
     return "" if Path(used.path).is_relative_to(packages.resolve()) else used.path
-
-
-def _still_open(endpoint: Endpoint) -> bool:
-    until_s = time.monotonic() + 5.0
-    while is_open(endpoint):
-        if time.monotonic() > until_s:
-            return True
-        time.sleep(0.2)
-    return False
 
 
 def _free_port() -> int:

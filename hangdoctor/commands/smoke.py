@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from hangdoctor.commands.sources import engine_for, longest_phases
 from hangdoctor.commands.talk import Lines, Talk
 from hangdoctor.commands.watch import folder_for, follow, header_of_command, screen_for
 from hangdoctor.diagnose import diagnose as judge
-from hangdoctor.endpoint import ask, endpoint_of, holder, is_open
+from hangdoctor.endpoint import ask, closes, endpoint_of, holder, in_thread, is_open
 from hangdoctor.errors import HangdoctorError, InputError
 from hangdoctor.gpu_memory import cards_before, check_freed
 from hangdoctor.launch import keeping, what_is_left
@@ -36,7 +34,8 @@ from hangdoctor.render.text import to_text
 from hangdoctor.streams import put, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+    from concurrent.futures import Future
 
     from hangdoctor.commands.screen import Screen
     from hangdoctor.endpoint import Answer, Endpoint
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 
 FAILED = 1
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
-CLOSED_S = 5.0
-"""A listening socket is gone with its process."""
 SHOWN_LINES = 60
 _TAIL_BYTES = 1 << 16
 _TITLES = {0: "PASSED", 1: "FAILED", 3: "UNDECIDED", 4: "NOT READY IN TIME", 130: "INTERRUPTED"}
@@ -179,11 +176,7 @@ class _Run:
         """Ask once, and go on watching meanwhile."""
         talk.say(f"ready; it is asked for a completion at {self.endpoint.url}")
         began_s = time.monotonic()
-        answer: Future[Answer] = Future()
-        # Not a pool's thread, for which the end of Python waits: it may never come back.
-        threading.Thread(
-            target=_settle, args=(answer, partial(ask, self.endpoint, within_s)), daemon=True
-        ).start()
+        answer = in_thread(partial(ask, self.endpoint, within_s))
         over = ("dead",) if until == "ready" else ("dead", "hung")
         for facts in live.looks():
             done = answer.done()
@@ -241,7 +234,7 @@ class _Run:
             problems = what_is_left(ended)
             killed = ended.killed
             said = "nothing is left" + (f"; {killed} had to be killed" if killed else "")
-            if self.endpoint.local and not _within(CLOSED_S, lambda: not is_open(self.endpoint)):
+            if self.endpoint.local and not closes(self.endpoint):
                 by = holder(self.endpoint)
                 problems.append(
                     f"port {self.endpoint.port} is open still" + (f", held by {by}" if by else "")
@@ -274,28 +267,12 @@ class _Run:
         )
 
 
-def _settle(answer: Future[Answer], question: Callable[[], Answer]) -> None:
-    try:
-        answer.set_result(question())
-    except Exception as error:  # noqa: BLE001  # raised again where the answer is taken
-        answer.set_exception(error)
-
-
 def _ended(keeper: Keeper) -> tuple[Ended, bool]:
     """End all; tell as well whether that was interrupted."""
     try:
         return keeper.end(), False
     except KeyboardInterrupt:  # which it obeyed: all has been killed
         return keeper.end(), True
-
-
-def _within(within_s: float, condition: Callable[[], bool]) -> bool:
-    until_s = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() >= until_s:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def _check_that_nobody_answers(endpoint: Endpoint) -> None:
