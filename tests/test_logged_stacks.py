@@ -159,6 +159,18 @@ def test_a_first_forward_that_compiles_may_only_be_slow(stack, tmp_path):
     assert (ended.state, ended.culprits) == ("dead", ("TP0",))
 
 
+def test_each_watchdog_that_gave_up_is_told_once_with_its_rank(tmp_path):
+    found = verdict(sample("watchdog-warmup-killed"), tmp_path)
+    says = "Scheduler watchdog timeout (self.watchdog_timeout=8.0, self.soft=False)"
+    given_up = [item.text for item in rule(found, "wait-given-up").because]
+    assert given_up == [f"TP0: {says}", f"TP1: {says}"]
+    (ended,) = rule(found, "launch-ended").because
+    assert ended.text.startswith("last line of launch: SIGQUIT received")
+    again = verdict(IN_WARMUP + both(1, 3, 5, soft=False), tmp_path)
+    told = [item.text.partition(":")[0] for item in rule(again, "wait-given-up").because]
+    assert told == ["TP0", "TP1"]
+
+
 def test_dumps_of_different_times_are_less_sure(tmp_path):
     text = IN_WARMUP + "\n"
     text += "".join(dump(" TP0", 41, OPENS, minute=minute) for minute in (1, 3))

@@ -24,7 +24,7 @@ from hangdoctor.model import FileLock, Missing, Struct
 from hangdoctor.waitgraph import WaitGraph, build
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hangdoctor.blocked import Blocked
     from hangdoctor.engines import Wait
@@ -520,8 +520,33 @@ def line_of(case: Case, milestone_id: str) -> str:
 
 
 def evidence(*items: Evidence | None) -> tuple[Evidence, ...]:
-    """Return the evidence that there is."""
-    return tuple(item for item in items if item is not None)
+    """Return the evidence that there is; a line of the log that another item quotes too, once."""
+    there = [item for item in items if item is not None]
+    return tuple(
+        item
+        for at, item in enumerate(there)
+        if item.log_line is None
+        or not any(
+            other.log_line == item.log_line
+            and item.text in other.text
+            and (item.text != other.text or other_at < at)
+            for other_at, other in enumerate(there)
+            if other_at != at
+        )
+    )
+
+
+def evidence_of(signs: Iterable[SignSeen], most: int) -> tuple[Evidence, ...]:
+    """Return signs of the log as evidence: whose they are, and what a rank repeats once."""
+    first = {(sign.rank, sign.text): sign for sign in reversed(list(signs))}
+    return tuple(
+        Evidence(
+            text=f"{sign.rank}: {sign.text[:200]}" if sign.rank else sign.text[:200],
+            rank=sign.rank,
+            log_line=sign.number,
+        )
+        for sign in sorted(first.values(), key=lambda sign: sign.number)[:most]
+    )
 
 
 def earliest_phase(ranks: tuple[RankFacts, ...]) -> Phase | None:

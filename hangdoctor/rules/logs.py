@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hangdoctor.facts import phase_index
-from hangdoctor.findings import Evidence, Finding, enumerate_names
+from hangdoctor.findings import Finding, enumerate_names
 from hangdoctor.logs.timeline import lacking
 from hangdoctor.rules.case import (
     blamed_by_log,
     evidence,
+    evidence_of,
     last_line,
     line_of,
     phase_lacked,
@@ -120,9 +121,6 @@ def wait_given_up(case: Case) -> Iterator[Finding]:
         state=None if facts.tracks else "hung",
         phase=min(phases, key=phase_index, default=facts.launch_log_phase),
         confidence="high" if blamed else "medium",
-        because=tuple(
-            Evidence(text=sign.text[:200], rank=sign.rank, log_line=sign.number)
-            for sign in signs[:4]
-        ),
+        because=evidence_of(signs, 4),
         advice=("read the named rank's last lines before that",),
     )

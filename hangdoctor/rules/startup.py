@@ -13,6 +13,7 @@ from hangdoctor.rules.case import (
     earliest_phase,
     ended_by_log,
     evidence,
+    evidence_of,
     exceptions,
     judge,
     last_line,
@@ -81,10 +82,7 @@ def launch_ended(case: Case) -> Iterator[Finding]:
         because=evidence(
             *(exception_of(case, name) for name in (*failed[:3], "")),
             *faults,
-            *(
-                Evidence(text=sign.text[:200], rank=sign.rank, log_line=sign.number)
-                for sign in fatal[:3]
-            ),
+            *evidence_of(fatal, 3),
             last_line(case, ""),
         ),
         advice=("read the first exception in the log; those after it are its consequences",)
