@@ -81,7 +81,7 @@ def apply(name: str, path: Path, *, dry_run: bool) -> str:
     applied = patch_files.apply(name, path, dry_run=dry_run)
     patched = applied.patched
     if dry_run and patched.already:
-        return f"{name} is in {path} already"
+        return "\n".join(map(clean, [f"{name} is in {path} already", *_since(applied)]))
     if dry_run:
         return "\n".join(
             clean(line)
@@ -92,6 +92,7 @@ def apply(name: str, path: Path, *, dry_run: bool) -> str:
         )  # fmt: skip
     lines = [f"{name} {'is in' if patched.already else 'put into'} {path}"
              + (" already" if patched.already else "")]  # fmt: skip
+    lines += _since(applied)
     lines += [
         f"  line {part.line}, {part.where or 'at the top'}: {_first(part.text)}"
         for part in patched.added
@@ -144,6 +145,23 @@ def _installed(pid: int) -> Path:
     if inside.exists() and not (outside.exists() and outside.samefile(inside)):
         return inside  # in the server's own file system, a container's
     return outside
+
+
+def _since(applied: patch_files.Applied) -> list[str]:
+    """Say what became of a file since it was patched."""
+    path = applied.path
+    original = path.with_name(path.name + patch_files.BACKUP_SUFFIX)
+    if applied.edited:
+        return [
+            "  the file was edited after it was patched; patch revert refuses until that is undone",
+            f"  what the patch and the edit changed: diff {original} {path}",
+        ]
+    if applied.edited is None:
+        return [
+            f"  whether it was edited since cannot be told without its original {original.name};",
+            "  to begin anew: pip install --force-reinstall --no-deps sglang==VERSION",
+        ]
+    return []
 
 
 def _first(text: str) -> str:

@@ -39,13 +39,15 @@ class Applied(Struct, frozen=True):
     Attributes:
         path: of the model file, with links resolved.
         before: its text as it was found.
-        backup: where the original bytes lie; None where nothing was written.
+        backup: where the original bytes lie; None where nothing was written, or they are not there.
+        edited: a file that was patched before was edited since; None where nothing tells.
     """
 
     path: Path
     before: str
     patched: Patched
     backup: Path | None
+    edited: bool | None = False
 
 
 def model_file(path: Path) -> Path:
@@ -89,10 +91,11 @@ def apply(name: str, path: Path, *, dry_run: bool = False) -> Applied:
         patched = transform(name, text)
     except PatchRefusedError as error:
         raise PatchRefusedError(f"{path}: {error}", hint=error.hint) from None
-    if dry_run:
-        return Applied(path=path, before=text, patched=patched, backup=None)
-    _refuse_read_only(path)
     backup = _backup_of(path)
+    edited = _edited(name, data, backup) if patched.already else False
+    if dry_run:
+        return Applied(path=path, before=text, patched=patched, backup=None, edited=edited)
+    _refuse_read_only(path)
     companion = path.with_name(COMPANION)
     wanted = companion_text().encode()
     if companion.is_symlink() or (companion.exists() and not companion.is_file()):
@@ -103,7 +106,13 @@ def apply(name: str, path: Path, *, dry_run: bool = False) -> Applied:
         if not patched.already:
             _replace(backup, data, like=path)
             _replace(path, patched.source.encode(), like=path)
-    return Applied(path=path, before=text, patched=patched, backup=backup)
+    return Applied(
+        path=path,
+        before=text,
+        patched=patched,
+        backup=backup if backup.is_file() else None,
+        edited=edited,
+    )
 
 
 def revert(path: Path) -> str:
@@ -147,6 +156,15 @@ def original_of(path: Path) -> str | None:
         return None
     text = _read(path)[1]
     return _read(backup)[1] if _patch_in(text) else None
+
+
+def _edited(name: str, data: bytes, backup: Path) -> bool | None:
+    """Tell whether a patched file is other than its original with the patch; None if unknown."""
+    if not backup.is_file() or backup.is_symlink():
+        return None
+    with contextlib.suppress(InputError, PatchRefusedError):
+        return transform(name, _read(backup)[1]).source.encode() != data
+    return None
 
 
 def _patch_in(text: str) -> str | None:

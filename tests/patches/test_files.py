@@ -49,10 +49,28 @@ def test_apply_is_idempotent_and_revert_restores_byte_for_byte(name, model):
     again = patch("apply", name, model)
     assert again.returncode == 0
     assert f"{name} is in {model} already" in again.stdout
+    assert "edited" not in again.stdout
     assert folder(model) == once
     back = patch("revert", model)
     assert back.returncode == 0, back.stderr
     assert folder(model) == before
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_a_patched_file_that_was_edited_since_is_told_so(dry_run, model):
+    assert patch("apply", "hs-dump-v2", model).returncode == 0
+    model.write_text(model.read_text() + "EDITED = True\n")
+    edited = folder(model)
+    again = patch("apply", "hs-dump-v2", model, *dry_run)
+    assert again.returncode == 0
+    assert f"hs-dump-v2 is in {model} already" in again.stdout
+    assert "edited after it was patched; patch revert refuses" in again.stdout
+    assert f"diff {model}{BACKUP_SUFFIX} {model}" in again.stdout
+    assert folder(model) == edited
+    (model.parent / (model.name + BACKUP_SUFFIX)).unlink()
+    unknown = patch("apply", "hs-dump-v2", model, *dry_run).stdout
+    assert "whether it was edited since cannot be told" in unknown
+    assert "the original: " not in unknown
 
 
 def test_a_file_that_is_a_link_to_a_shared_one_is_refused_and_a_linked_folder_is_not(model):
