@@ -157,7 +157,10 @@ def test_a_server_on_ipv6_that_wants_a_key_is_asked_with_it(port, tmp_path):
 def test_a_command_of_which_nothing_is_known_is_3_and_nothing_is_left(port, tmp_path):
     command = ["sh", "-c", f"sleep 600 # --port {port}"]
     done = smoke("--timeout=2", command=command, tmp_path=tmp_path)
-    assert (done.returncode, json.loads(done.stdout)["smoke"]["result"]) == (3, "undecided")
+    told = json.loads(done.stdout)["smoke"]
+    assert (done.returncode, told["result"]) == (3, "undecided")
+    details = told["checks"][0]["details"]
+    assert f"1. read what it said, which is no line of sglang's start: cat {told['log']}" in details
     assert running(port) == []
 
 
@@ -165,7 +168,9 @@ def test_a_command_of_which_nothing_is_known_is_3_and_nothing_is_left(port, tmp_
 def test_however_it_is_interrupted_nothing_is_left(port, tmp_path, how, code):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    command = [sys.executable, "-m", "hangdoctor", "smoke", "--", *server("silent", port)]
+    junit = tmp_path / "junit.xml"
+    command = [sys.executable, "-m", "hangdoctor", "smoke", f"--junit={junit}"]
+    command += ["--", *server("silent", port)]
     with subprocess.Popen(
         command,
         env=os.environ | {"TMPDIR": str(tmp_path), "SERVER_ANNOUNCES": str(fifo)},
@@ -175,10 +180,35 @@ def test_however_it_is_interrupted_nothing_is_left(port, tmp_path, how, code):
         pid = int(fifo.read_text())  # it was asked, and will not answer
         asking.send_signal(how)
         assert asking.wait(LIMIT_S) == code
+    if code == 130:
+        case = ET.parse(junit).getroot().find(".//testcase[@name='request']/error")  # noqa: S314
+        assert case.attrib == {
+            "message": "interrupted before it was answered",
+            "type": "interrupted",
+        }
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(LIMIT_S)
     with socket.create_server(("127.0.0.1", port)):
         pass
+
+
+def test_one_that_is_interrupted_before_it_is_ready_says_so_in_the_junit_report(port, tmp_path):
+    fifo, junit = tmp_path / "fifo", tmp_path / "junit.xml"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-m", "hangdoctor", "smoke", f"--junit={junit}", "--"]
+    with subprocess.Popen(
+        [*command, "sh", "-c", f"echo > {fifo}; sleep 600 # --port {port}"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as starting:
+        fifo.read_text()
+        starting.send_signal(signal.SIGTERM)
+        assert starting.wait(LIMIT_S) == -signal.SIGTERM
+    error = ET.parse(junit).getroot().find(".//testcase[@name='start-up']/error")  # noqa: S314
+    assert error.get("type") == "interrupted"
+    assert error.get("message").startswith("interrupted")
+    assert running(port) == []
 
 
 def test_junit_of_hostile_text_is_xml():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hangdoctor import engines
 from hangdoctor.checks import Check
 from hangdoctor.commands.interrupt import INTERRUPTED, ended_in_order, nothing_seen
 from hangdoctor.commands.sources import engine_for, longest_phases
@@ -87,7 +88,7 @@ def smoke(
             cards = cards_before()
         except KeyboardInterrupt:
             return nothing_seen()
-        run = _Run(engine, endpoint, cards)
+        run = _Run(engine, endpoint, cards, folder / LOG_NAME)
         lines = Lines() if output == "text" and not events else None
         with keeping(grace_s) as keeper:
             try:
@@ -124,6 +125,8 @@ def smoke(
                     run.compare(good, folder / LOG_NAME)
             except KeyboardInterrupt:
                 run.interrupted = True
+            if run.interrupted:
+                run.cut_off()
             run.end(keeper)
         return _report(run, folder, record, output=output, events=events, junit=junit)
 
@@ -131,10 +134,13 @@ def smoke(
 class _Run:
     """What one try came to so far."""
 
-    def __init__(self, engine: Engine, endpoint: Endpoint, cards: dict[int, Gpu]) -> None:
+    def __init__(
+        self, engine: Engine, endpoint: Endpoint, cards: dict[int, Gpu], log: Path
+    ) -> None:
         self.engine = engine
         self.endpoint = endpoint
         self.cards = cards
+        self.log = log
         self.facts: Facts | None = None
         self.diagnosis: Diagnosis | None = None
         self.interrupted = False
@@ -145,6 +151,19 @@ class _Run:
     def state(self) -> str:
         """The launch's state."""
         return self.diagnosis.state if self.diagnosis else "unknown"
+
+    @property
+    def next_step(self) -> str:
+        """What to do where nothing of a server of this engine was seen; "" where something was."""
+        facts = self.facts
+        if facts is None or self.state == "ready" or facts.ranks or facts.launch_log_phase:
+            return ""
+        name = self.engine.name
+        return (
+            f"Next\n  1. read what it said, which is no line of {name}'s start: cat {self.log}\n"
+            f"  2. after -- comes the command of a {name} server, or with --engine that of another"
+            f" one ({', '.join(engines.names())})"
+        )
 
     @property
     def code(self) -> int:
@@ -161,7 +180,10 @@ class _Run:
             return
         self.diagnosis = judge(self.facts, live.engine)
         took_s = time.monotonic() - self._began_s
-        self.checks["start-up"] = check_of(self.facts, self.diagnosis, took_s=took_s)
+        check = check_of(self.facts, self.diagnosis, took_s=took_s)
+        if self.next_step:
+            check = msgspec.structs.replace(check, details=f"{check.details}\n\n{self.next_step}")
+        self.checks["start-up"] = check
 
     def request(
         self,
@@ -202,6 +224,20 @@ class _Run:
                 details=after.details,
             )
 
+    def cut_off(self) -> None:
+        """Say of what was under way, or would have come next, that it was interrupted."""
+        start_up = self.checks.get("start-up")
+        if start_up is None:
+            said = "interrupted before anything was seen"
+            self.checks["start-up"] = Check("start-up", "undecided", said, kind="interrupted")
+        elif start_up.outcome == "undecided":
+            self.checks["start-up"] = msgspec.structs.replace(
+                start_up, said=f"interrupted; until then {start_up.said}", kind="interrupted"
+            )
+        elif start_up.outcome == "passed" and "request" not in self.checks:
+            said = "interrupted before it was answered"
+            self.checks["request"] = Check("request", "undecided", said, kind="interrupted")
+
     def compare(self, good: Sequence[Path], log: Path) -> None:
         """Compare the log with those of good starts, as `diff-logs` does."""
         from hangdoctor.commands.diff_logs import compare_logs
@@ -227,7 +263,7 @@ class _Run:
         """End everything, and make sure of it: processes, port, memory of the GPUs."""
         began_s = time.monotonic()
         problems: list[str] = []
-        said, freed = "", None
+        said, freed, cut_off = "", None, False
         try:
             ended, interrupted = _ended(keeper)
             self.interrupted |= interrupted
@@ -241,13 +277,14 @@ class _Run:
                 )
             freed = check_freed(self.cards, self.facts, ended)
         except KeyboardInterrupt:
-            self.interrupted = True
+            self.interrupted = cut_off = True
+            said = "; ".join(filter(None, [said, "interrupted before all of it was looked at"]))
         took_s = time.monotonic() - began_s - (freed.took_s or 0.0 if freed else 0.0)
         self.checks["end"] = Check(
             name="end",
-            outcome="failed" if problems else "passed",
+            outcome="failed" if problems else "undecided" if cut_off else "passed",
             said="; ".join(problems) or said,
-            kind="left" if problems else "",
+            kind="left" if problems else "interrupted" if cut_off else "",
             took_s=took_s,
         )
         if freed:
@@ -324,6 +361,7 @@ def _report(
         text = checks_to_text(title, checks)
         if run.facts and run.diagnosis and run.state != "ready":
             text += "\n\n" + to_text(run.facts, run.diagnosis)
+            text += f"\n\n{run.next_step}" if run.next_step else ""
         put(text)
     if kept:
         say(
