@@ -330,7 +330,7 @@ def watch(
     if command and pid_tree is not None:
         raise UsageError(
             "--pid-tree and -- COMMAND exclude each other",
-            hint="watch a launch that runs, or start one; not both",
+            hint="hangdoctor watch --pid-tree PID, or: hangdoctor watch -- COMMAND ...",
         )
     if command and len(command) == 1 and command[0].isdigit():
         raise UsageError(
@@ -339,7 +339,8 @@ def watch(
         )
     if kill_on_exit and not command:
         raise UsageError(
-            "--kill-on-exit needs -- COMMAND", hint="hangdoctor ends only what it started"
+            "--kill-on-exit needs -- COMMAND: hangdoctor ends only what it started",
+            hint="hangdoctor watch --kill-on-exit -- COMMAND ...",
         )
     _exit(
         run(

@@ -37,6 +37,7 @@ CLOSED_S = 5.0
 """A listening socket is gone with its process."""
 
 _PROC = "/proc"
+_URL = "hangdoctor smoke --url http://127.0.0.1:30000 -- COMMAND ..."
 _ABSENT = (404, 405)
 _CONNECT_S = 1.0
 _PAUSE_S = 0.2
@@ -107,7 +108,7 @@ def endpoint_of(command: Sequence[str], default_port: int | None, url: str | Non
     if port is None and default_port is None:
         raise UsageError(
             "the command does not say on which port its server listens",
-            hint="--url http://127.0.0.1:PORT",
+            hint=_URL,
         )
     host = _value(words, "--host") or "127.0.0.1"
     host = host.removeprefix("[").removesuffix("]")
@@ -325,12 +326,10 @@ def _from_url(url: str, api_key: str) -> Endpoint:
     try:
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError as error:
-        raise UsageError(f"--url {url!r}: {error}") from None
+        raise UsageError(f"--url {url!r}: {error}", hint=_URL) from None
     # A word alone is more likely a slip than a host that serves on port 80.
     if port is None or not parts.hostname or ("://" not in url and parts.port is None):
-        raise UsageError(
-            f"--url takes the address of a server, not {url!r}", hint="--url http://127.0.0.1:30000"
-        )
+        raise UsageError(f"--url takes the address of a server, not {url!r}", hint=_URL)
     return Endpoint(
         host=_ANY.get(parts.hostname, parts.hostname),
         port=_port(port, "--url"),
@@ -345,9 +344,7 @@ def _port(text: str | int | None, option: str) -> int:
     with contextlib.suppress(ValueError, TypeError):
         if 0 < (port := int(text or 0)) < 1 << 16:
             return port
-    raise UsageError(
-        f"{option} of the command is no port: {text!r}", hint="--url http://127.0.0.1:PORT"
-    )
+    raise UsageError(f"{option} of the command is no port: {text!r}", hint=_URL)
 
 
 def _words(command: Sequence[str]) -> Iterator[str]:

@@ -14,12 +14,12 @@ class HangdoctorError(Exception):
 
     Args:
         message: what happened and why, one sentence without a full stop.
-        hint: what to do now, best a command; empty where there is nothing to say.
+        hint: what to do now, best a command.
     """
 
     exit_code = 2
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL. A server that hangs in its warm-up ignores the first for ever."""
 
+NAME_PYTHON = "start it by the whole path of a Python: /path/to/python -m hangdoctor"
+
 _PROC = "/proc"
 _PAUSE_S = 0.1
 _ANSWER_S = 30.0
@@ -157,7 +159,9 @@ class Keeper:
 
     def __init__(self, grace_s: float) -> None:
         if not sys.executable:
-            raise HangdoctorError("Python does not know its own program, which would keep the rest")
+            raise HangdoctorError(
+                "Python does not know its own program, which would keep the rest", hint=NAME_PYTHON
+            )
         self._grace_s = grace_s
         self._process = subprocess.Popen(
             # Without PYTHON* variables and site-packages' own start: the path has all of it.

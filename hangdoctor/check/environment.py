@@ -76,16 +76,20 @@ def read_text(path: Path) -> str:
     Raises:
         InputError: it cannot be read, is no regular file, or is too long; in one line.
     """
+    hint = f"ls -ld {path}"
     try:
         if not path.is_file():
-            raise InputError(f"{path} is no file" if path.exists() else f"no such file: {path}")
+            what = f"{path} is no file" if path.exists() else f"no such file: {path}"
+            raise InputError(what, hint=f"ls -ld {path if path.exists() else path.parent}")
         if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"{path} is too long for source: {path.stat().st_size} bytes")
+            what = f"{path} is too long for source: {path.stat().st_size} bytes"
+            raise InputError(what, hint=hint)
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise InputError(f"cannot read {path}: {error.strerror}", hint=hint) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no UTF-8 text: {error.reason} at {error.start}") from None
+        what = f"{path} is no UTF-8 text: {error.reason} at {error.start}"
+        raise InputError(what, hint=f"file {path}") from None
 
 
 def stock_of(text: str, name: str, packages: Path) -> str | None:

@@ -51,6 +51,12 @@ SLOWER = 3.0
 """A phase counts as slower where it takes so many times as long, and 10 s more."""
 
 
+_OWN_COMMAND = (
+    "with a command of your own: hangdoctor check-patch -- python -m sglang.launch_server"
+    " --port {port} ..."
+)
+
+
 class Answers(Struct, frozen=True):
     """What a server answered: tokens of each prompt, and the width of a hidden state.
 
@@ -437,12 +443,12 @@ def _default_command(world: Environment, folder: Path, say: Callable[[str], None
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"the tiny model cannot be made: {error}") from error
+        raise InputError(f"the tiny model cannot be made: {error}", hint=_OWN_COMMAND) from error
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [""]
         raise InputError(
             f"the tiny model cannot be made with {world.python}: {last[0]}",
-            hint="give a launch command of your own after --",
+            hint=_OWN_COMMAND,
         )
     return [
         str(world.python), "-m", "sglang.launch_server",

@@ -116,7 +116,10 @@ def _inside(name: str, packages: Path, *, new: bool) -> str:
     """Return a diff's name for a file as the package has it: python/sglang/... is a checkout's."""
     parts = PurePosixPath(name).parts
     if ".." in parts:
-        raise InputError(f"the diff names a file outside of the package: {name}")
+        raise InputError(
+            f"the diff names a file outside of the package: {name}",
+            hint="make it in the folder that holds sglang/: git diff, or diff -u OLD NEW",
+        )
     for at, part in enumerate(parts):
         inside = "/".join(parts[at:])
         if part == "sglang" and (new or (packages / inside).is_file()):

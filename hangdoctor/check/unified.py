@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hangdoctor.errors import InputError
 
+_AGAIN = "make it with: diff -u OLD NEW, or git diff"
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
@@ -58,16 +59,17 @@ def parse(text: str) -> tuple[FileDiff, ...]:
                     ends_open = True
                     continue
                 if line[0] not in " +-":
-                    raise InputError(f"the diff's hunk for {new} ends too early, at its line {at}")
+                    what = f"the diff's hunk for {new} ends too early, at its line {at}"
+                    raise InputError(what, hint=_AGAIN)
                 olds -= line[0] in " -"
                 news -= line[0] in " +"
                 body.append(line)
             if olds or news:
-                raise InputError(f"the diff's last hunk for {new} is cut off")
+                raise InputError(f"the diff's last hunk for {new} is cut off", hint=_AGAIN)
             hunks.append(Hunk(int(match[1]), tuple(body), ends_open))
         found.append(FileDiff("" if old == "/dev/null" else old, new, tuple(hunks)))
     if not found:
-        raise InputError("this is no unified diff", hint="diff -u OLD NEW, or git diff")
+        raise InputError("this is no unified diff", hint=_AGAIN)
     return tuple(found)
 
 

@@ -62,12 +62,20 @@ def check_patch(
         InputError: a file cannot be read or is no Python, or a diff does not fit.
     """
     if file and patch:
-        raise UsageError("--file and --patch exclude each other", hint="give one of them")
+        raise UsageError(
+            "--file and --patch exclude each other", hint="hangdoctor check-patch --file FILE.py"
+        )
     if command and depth in ("reading", "running"):
-        raise UsageError("-- COMMAND launches", hint=f"leave --depth {depth} out")
+        raise UsageError(
+            f"-- COMMAND is to be launched, and --depth {depth} launches nothing",
+            hint="hangdoctor check-patch --depth launching -- COMMAND ...",
+        )
     launches = depth == "launching" or bool(command)
     if record and not launches:
-        raise UsageError("--record keeps what was launched", hint="add --depth launching")
+        raise UsageError(
+            "--record keeps what is launched, and nothing is",
+            hint="hangdoctor check-patch --depth launching --record DIR",
+        )
     if command and shutil.which(command[0]) is None:
         raise InputError(
             f"no such command: {command[0]}",

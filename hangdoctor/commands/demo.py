@@ -48,7 +48,8 @@ def demo(
     """
     if rank is not None and rank >= ranks:
         raise UsageError(
-            f"there is no rank {rank} among {ranks}: they are counted from 0", hint="--ranks N"
+            f"there is no rank {rank} among {ranks}: they are counted from 0",
+            hint=f"hangdoctor demo --ranks {ranks} --rank {ranks - 1}",
         )
     plan = make_plan(
         fault,

@@ -114,7 +114,8 @@ def _look(
     if len(pids) + len(directories) > 1 or len(logs) > 1:
         raise UsageError(
             "more than one launch was named",
-            hint="name one PID or one recording, and at most one log of the same launch",
+            hint="one launch's: hangdoctor diagnose PID --log FILE; to compare logs: hangdoctor"
+            " diff-logs GOOD OTHER",
         )
     normal_s = longest_phases(good, engine_name)
     recorder = read_dumps(dumps) if dumps else None
@@ -221,7 +222,8 @@ def _from_recording(
         recording = with_log(recording, logs[0], engine)
     if not recording.snapshots and recording.log_path is None:
         raise EvidenceError(
-            f"{directory} holds neither a snapshot nor a log", hint="record for longer"
+            f"{directory} holds neither a snapshot nor a log",
+            hint="hangdoctor diagnose PID --for 30 --record DIR",
         )
     return derive(recording, engine), engine
 

@@ -64,7 +64,9 @@ def compare_logs(logs: Sequence[str], engine_name: str | None) -> tuple[LogDiff,
             hint="hangdoctor diff-logs good.log hung.log",
         )
     if list(logs).count("-") > 1:
-        raise UsageError("stdin can be only one of the logs", hint="name a file for the others")
+        raise UsageError(
+            "stdin can be only one of the logs", hint="hangdoctor diff-logs good.log -"
+        )
     with ExitStack() as exits:
         files = [_file(log, exits) for log in logs]
         engine = _engine(files, logs, engine_name)

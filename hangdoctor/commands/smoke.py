@@ -320,7 +320,7 @@ def _check_that_nobody_answers(endpoint: Endpoint) -> None:
         f"port {endpoint.port} of {endpoint.host} is in use"
         + (f" by {by}" if by else "")
         + ": an old server would answer",
-        hint=f"end it, or start on another port; who has it: ss -ltnp sport = :{endpoint.port}",
+        hint=f"end it, or start on another port; who has it: ss -ltnp 'sport = :{endpoint.port}'",
     )
 
 

@@ -84,7 +84,7 @@ def watch(
                 if log is not None:
                     raise UsageError(
                         "--log and -- COMMAND exclude each other",
-                        hint="the command's output is its log",
+                        hint="its output is its log: hangdoctor watch -- COMMAND ...",
                     )
                 engine = engine_for(command, engine_name)
                 log_source = folder_for(record) / LOG_NAME

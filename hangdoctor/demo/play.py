@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor.errors import InputError
-from hangdoctor.launch import keeping
+from hangdoctor.launch import NAME_PYTHON, keeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,9 @@ def play(plan: Plan) -> Iterator[Played]:
         InputError: something that it needs is not here.
     """
     if not sys.executable:
-        raise InputError("Python does not know its own program, which the demo would start")
+        raise InputError(
+            "Python does not know its own program, which the demo would start", hint=NAME_PYTHON
+        )
     if plan.fault == "eventfd" and not hasattr(os, "eventfd"):
         raise InputError("this Python has no os.eventfd", hint="hangdoctor demo --fault lock")
     compiler = _compiler() if plan.fault == "compile" else ""

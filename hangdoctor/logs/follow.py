@@ -151,7 +151,7 @@ class Follower:
         try:
             status = os.fstat(self._fd)
         except OSError as error:  # a stdin that was closed
-            raise InputError(f"cannot read {self.source}: {error.strerror}") from error
+            raise self._unreadable(error) from error
         self._regular = stat.S_ISREG(status.st_mode)
 
     def read(self) -> bytes:
@@ -161,7 +161,7 @@ class Follower:
         try:
             block = self._read_file() if self._regular else self._read_pipe()
         except OSError as error:
-            raise InputError(f"cannot read {self.source}: {error.strerror}") from error
+            raise self._unreadable(error) from error
         if block:
             self.read_bytes += len(block)
             self._last_read_s = time.monotonic()
@@ -208,9 +208,13 @@ class Follower:
             # Not to wait for a FIFO's writer; it means nothing for a file.
             return os.open(self.source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise InputError(
-                f"cannot read the log {self.source}: {error.strerror}", hint=f"ls -l {self.source}"
-            ) from error
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> InputError:
+        if not self._own:
+            return InputError(f"cannot read stdin: {error.strerror}", hint=_PIPE_HINT)
+        hint = f"ls -l {self.source}"
+        return InputError(f"cannot read the log {self.source}: {error.strerror}", hint=hint)
 
     def _read_file(self) -> bytes:
         block = os.pread(self._fd, LOG_BLOCK_BYTES, self._position)

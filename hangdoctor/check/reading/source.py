@@ -68,19 +68,23 @@ def parse(text: str, name: str, module: str = "") -> Source:
     Raises:
         InputError: it is too large, or no Python that this interpreter reads; with the line.
     """
+    hint = f"what Python itself says: python -m py_compile {name}"
     if len(text) > MOST_BYTES:
-        raise InputError(f"{name} is too long for a model file: {len(text)} characters")
+        what = f"{name} is too long for a model file: {len(text)} characters"
+        raise InputError(what, hint="name sglang/srt/models/deepseek_v2.py with the patch in it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes are the file's own business
             tree = ast.parse(text)
         return Source(name, module, tree)
     except SyntaxError as error:
-        raise InputError(f"{name}:{error.lineno or 1}: not Python: {error.msg}") from None
+        raise InputError(
+            f"{name}:{error.lineno or 1}: not Python: {error.msg}", hint=hint
+        ) from None
     except (RecursionError, MemoryError):
-        raise InputError(f"{name} is nested too deeply to be read") from None
+        raise InputError(f"{name} is nested too deeply to be read", hint=hint) from None
     except ValueError as error:  # a NUL
-        raise InputError(f"{name}: not Python: {error}") from None
+        raise InputError(f"{name}: not Python: {error}", hint=hint) from None
 
 
 def compare(patched: Source, stock: Source | None) -> Source:
