@@ -57,6 +57,15 @@ def _launch_pids(incomplete: str) -> list[tuple[str, str]]:
 LOOKS = "What is looked at"
 TIMES = "How long"
 ANSWERS = "What comes of it"
+_STILLNESS = "Stillness that is suspicious, in seconds; hung may be said after twice that."
+
+
+def _seconds(name: str, text: str, *, least_s: float = 0.0, most_s: float | None = DAY_S) -> Any:
+    """Declare an option that takes a time."""
+    return typer.Option(
+        name, metavar="S", min=least_s, max=most_s, help=text, rich_help_panel=TIMES
+    )
+
 
 Log = Annotated[
     str | None,
@@ -112,40 +121,16 @@ Peek = Annotated[
         rich_help_panel=LOOKS,
     ),
 ]
-StallAfter = Annotated[
-    float,
-    typer.Option(
-        "--stall-after",
-        metavar="S",
-        min=0.5,
-        max=DAY_S,
-        help="Stillness that is suspicious, in seconds; hung may be said after twice that.",
-        rich_help_panel=TIMES,
-    ),
-]
+StallAfter = Annotated[float, _seconds("--stall-after", _STILLNESS, least_s=0.5)]
 StallAfterIfGiven = Annotated[
     float | None,
-    typer.Option(
+    _seconds(
         "--stall-after",
-        metavar="S",
-        min=0.5,
-        max=DAY_S,
-        help="Stillness that is suspicious, in seconds; hung may be said after twice that. "
-        f"A recording has its own, else it is {STALL_AFTER_S:g}.",
-        rich_help_panel=TIMES,
+        f"{_STILLNESS} A recording has its own, else it is {STALL_AFTER_S:g}.",
+        least_s=0.5,
     ),
 ]
-Interval = Annotated[
-    float,
-    typer.Option(
-        "--interval",
-        metavar="S",
-        min=0.2,
-        max=DAY_S,
-        help="Between two looks.",
-        rich_help_panel=TIMES,
-    ),
-]
+Interval = Annotated[float, _seconds("--interval", "Between two looks.", least_s=0.2)]
 Events = Annotated[
     bool,
     typer.Option("--events", help="One JSON line a change, on stdout.", rich_help_panel=ANSWERS),
@@ -217,17 +202,7 @@ def diagnose(
     *,
     log: Log = None,
     good: Good = None,
-    for_s: Annotated[
-        float,
-        typer.Option(
-            "--for",
-            metavar="S",
-            min=0.0,
-            max=DAY_S,
-            help="How long to look at a PID.",
-            rich_help_panel=TIMES,
-        ),
-    ] = 15.0,
+    for_s: Annotated[float, _seconds("--for", "How long to look at a PID.")] = 15.0,
     record: Record = None,
     format: Format = "text",  # noqa: A002  # the option's name
     engine: EngineName = None,
@@ -296,14 +271,7 @@ def watch(
     stall_after: StallAfter = STALL_AFTER_S,
     interval: Interval = 1.0,
     timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout",
-            metavar="S",
-            min=0.0,
-            help="Give up after this.",
-            rich_help_panel=TIMES,
-        ),
+        float | None, _seconds("--timeout", "Give up after this.", most_s=None)
     ] = None,
     until: Annotated[
         Literal["ready", "verdict", "forever"],
@@ -393,39 +361,16 @@ def smoke(
     native: Native = False,
     stall_after: StallAfter = STALL_AFTER_S,
     interval: Interval = 1.0,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            metavar="S",
-            min=0.0,
-            max=DAY_S,
-            help="Until it is ready.",
-            rich_help_panel=TIMES,
-        ),
-    ] = 1800.0,
+    timeout: Annotated[float, _seconds("--timeout", "Until it is ready.")] = 1800.0,
     request_timeout: Annotated[
         float,
-        typer.Option(
+        _seconds(
             "--request-timeout",
-            metavar="S",
-            min=0.1,
-            max=DAY_S,
-            help="For the answer; the first request may compile kernels.",
-            rich_help_panel=TIMES,
+            "For the answer; the first request may compile kernels.",
+            least_s=0.1,
         ),
     ] = 120.0,
-    grace: Annotated[
-        float,
-        typer.Option(
-            "--grace",
-            metavar="S",
-            min=0.0,
-            max=DAY_S,
-            help="From SIGTERM to SIGKILL at the end.",
-            rich_help_panel=TIMES,
-        ),
-    ] = 10.0,
+    grace: Annotated[float, _seconds("--grace", "From SIGTERM to SIGKILL at the end.")] = 10.0,
     until: Annotated[
         Literal["ready", "verdict"],
         typer.Option(
@@ -719,21 +664,13 @@ def demo(
     ] = None,
     stall_after: Annotated[
         float,
-        typer.Option(
+        _seconds(
             "--stall-after",
-            metavar="S",
-            min=2.0,
-            max=DAY_S,
-            help="As of watch; shorter, since nothing here is slow by surprise.",
-            rich_help_panel=TIMES,
+            "As of watch; shorter, since nothing here is slow by surprise.",
+            least_s=2.0,
         ),
     ] = 5.0,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout", metavar="S", min=0.0, help="Give up after this.", rich_help_panel=TIMES
-        ),
-    ] = 45.0,
+    timeout: Annotated[float, _seconds("--timeout", "Give up after this.", most_s=None)] = 45.0,
     format: Format = "text",  # noqa: A002  # the option's name
     record: Record = None,
     events: Events = False,
