@@ -319,8 +319,13 @@ def _rank(text: str | None) -> str:
 
 @lru_cache(maxsize=256)
 def _stamp(text: str, time_format: str) -> float | None:
-    """Return a stamp in seconds; lines come many to the second, so it is remembered."""
+    """Return a stamp in seconds; lines come many to the second, so it is remembered.
+
+    Old releases print the time of the day alone, which is the last part of the format.
+    """
     seconds, _, fraction = text.replace(",", ".").partition(".")
+    if " " not in seconds:
+        time_format = time_format.rpartition(" ")[2]
     try:
         moment = datetime.strptime(seconds, time_format).replace(tzinfo=timezone.utc)
     except ValueError:
@@ -336,6 +341,8 @@ def _unwrap(text: str) -> tuple[str, bool]:
     >>> _unwrap('{"log":"a \\u2588 bar","stream":"stderr","time":"2026-11-29T20:41:51Z"}')
     ('a █ bar', False)
     >>> _unwrap("sglang-1  | text"), _unwrap("Nov 29 20:41:51 node7 sglang[123]: text")
+    (('text', True), ('text', True))
+    >>> _unwrap("[sglang]     | text"), _unwrap("(WorkerDict pid=2782, ip=10.1.4.2) text")
     (('text', True), ('text', True))
     """
     whole = True
@@ -353,9 +360,13 @@ def _unwrap(text: str) -> tuple[str, bool]:
     if first.isdigit() and (
         match := _ISO.match(text)
     ):  # containerd, kubectl --timestamps, journald
-        return text[match.end() :], whole and match["flag"] != "P"
-    if first.isalnum() and (match := _SYSLOG.match(text) or _COMPOSE.match(text)):
-        return text[match.end() :], whole
+        text, whole = text[match.end() :], whole and match["flag"] != "P"
+    elif (first.isalnum() or first == "[") and (
+        match := _SYSLOG.match(text) or _COMPOSE.match(text)
+    ):
+        text = text[match.end() :]
+    if text.startswith("(") and (match := _RAY.match(text)):
+        text = text[match.end() :]
     return text, whole
 
 
@@ -368,7 +379,10 @@ _ISO = re.compile(
     r"(?:(?:stdout|stderr) (?P<flag>[FP]) ?|\S+ [^\s:\[]+(?:\[\d+\])?: )?"
 )
 _SYSLOG = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? \S+ [^\s:\[]+(?:\[\d+\])?: ")
-_COMPOSE = re.compile(r"[\w.-]+ +\| ")
+_COMPOSE = re.compile(r"(?:[\w.-]+|\[[\w.-]+\]) +\| ")
+"""`docker compose`, and `podman-compose` with its brackets."""
+_RAY = re.compile(r"\([\w.]+ pid=\d+(?:, ip=[^\s)]+)?\) ?")
+"""What Ray puts before each line of an actor or a task."""
 _LABEL = re.compile(r"\s*(?:\d+:|\[\d+\]:?|\[[\w./-]+\])\s*")
 """Labels that launchers such as srun --label put before a line."""
 
