@@ -1377,6 +1377,12 @@ def _phase(
     return max(phases, key=phase_index, default=None), log_phase is not None
 
 
+def raised_phase(facts: Facts, rank: str, engine: Engine) -> Phase | None:
+    """Return the phase whose code a rank's last logged exception came from; None if none tells."""
+    log = facts.timeline.ranks.get(rank)
+    return _read_stack(engine.name, log.raised_in).phase if log and log.raised_in else None
+
+
 def _with_logged_stack(
     rank: RankFacts, stand: Standing | None, facts: Facts, engine: Engine
 ) -> RankFacts:

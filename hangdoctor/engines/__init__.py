@@ -61,6 +61,10 @@ class Milestone(Pattern, frozen=True, kw_only=True):
         phase_after: the phase that the rank is in from here on.
         scope: "rank" for a line that each rank prints, "first-rank" for one that only the first
             rank prints, "launch" for one that speaks for all.
+        together: a rank comes past it only when all have come to it, so that one which lacks what
+            is printed before it prints no such lines at all.
+        from_start: it is printed again and again later, so that without the start of the log, or
+            the HTTP server's, it tells nothing of where the launch is.
         since, until: first and last release that prints it, "" for all that are known.
         depends_on: arguments of the launch that decide whether it is printed at all.
     """
@@ -69,6 +73,8 @@ class Milestone(Pattern, frozen=True, kw_only=True):
     phase: Phase
     phase_after: Phase
     scope: Literal["rank", "first-rank", "launch"] = "rank"
+    together: bool = False
+    from_start: bool = False
     since: str = ""
     until: str = ""
     depends_on: tuple[str, ...] = ()
@@ -219,10 +225,14 @@ class Sign(Pattern, frozen=True, kw_only=True):
             given up; "signal": the launcher was told to end; "heartbeat": repeats while nothing
             moves; "stack": a watchdog tells where a rank stands; a dump of py-spy's follows
             where `pid` names its process; "warning": worth showing.
+        phase: that the line comes from, where it can come from one only.
+        ends_rank: the rank that prints it tells its parent and ends.
     """
 
     id: str
     kind: Literal["exception", "fatal", "timeout", "signal", "heartbeat", "stack", "warning"]
+    phase: Phase | None = None
+    ends_rank: bool = False
 
 
 class Allocation(Pattern, frozen=True, kw_only=True):
@@ -302,6 +312,8 @@ class Engine(Table, frozen=True, kw_only=True):
         skip: literal text of frequent lines that mean nothing; looked for before any pattern.
         first_forward: the phase in which the model's forward runs for the first time; None where
             that is not known.
+        first_rank_prints_until: the last release of those in which only the first rank of each
+            group prints how the start goes on; "" where there was none.
         volatile: arguments that differ from launch to launch and mean nothing.
         second_model: arguments that bring a second model, whose milestones come once more.
         port: that its server listens on where its command names none.
@@ -314,6 +326,7 @@ class Engine(Table, frozen=True, kw_only=True):
     time_format: str = "%Y-%m-%d %H:%M:%S"
     skip: tuple[str, ...] = ()
     first_forward: Phase | None = None
+    first_rank_prints_until: str = ""
     volatile: tuple[str, ...] = ()
     second_model: tuple[str, ...] = ()
     port: int | None = None

@@ -19,7 +19,7 @@ from hangdoctor.launches import expected_ranks, rank_order
 from hangdoctor.logs.align import common
 from hangdoctor.logs.summary import SEVERITIES, Key, Line, Severity, Summary
 from hangdoctor.logs.templates import mask
-from hangdoctor.logs.timeline import Place, SignSeen, lacking, phase_durations
+from hangdoctor.logs.timeline import Place, SignSeen, all_ranks_print, lacking, phase_durations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -373,7 +373,8 @@ class _Judge:
         self.same_release = same_release
         self.since, self.until = self._releases()
         self.begun_s = other.timeline.first_time_s
-        self.peers = lacking(other.timeline)
+        all_print = all(all_ranks_print(each.timeline) for each in good)
+        self.peers = lacking(other.timeline, all_print=all_print)
         self.launch_line = self._launch_line()
 
     def steps(self, rank: str) -> list[Step]:

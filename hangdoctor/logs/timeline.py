@@ -46,6 +46,7 @@ SIGNS_KEPT = 20
 
 _MILESTONES_KEPT = 64
 _POINTS_KEPT = 64
+_TRACED_KEPT = 64
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
@@ -68,6 +69,7 @@ class Reached(msgspec.Struct, frozen=True):
         id: of the milestone; phase: that it belongs to; phase_after: what comes after it.
         number, time_s: the line, as in Place.
         of_each_rank: every rank prints it, so that its absence means something.
+        together: no rank comes past it before all have come to it.
         stamped: time_s is the line's own stamp.
     """
 
@@ -77,6 +79,7 @@ class Reached(msgspec.Struct, frozen=True):
     number: int
     time_s: float | None = None
     of_each_rank: bool = True
+    together: bool = False
     stamped: bool = True
 
 
@@ -91,6 +94,8 @@ class RankLog(msgspec.Struct, frozen=True):
         last: its last line that is no bar; lines: how many it had.
         exception: last line of its last traceback, such as "ValueError: too many values"; "" if
             none.
+        raised_in: frames of that traceback, innermost first, the outermost ones left out where
+            there are too many.
         allocates: id, bytes and line of the newest allocation of host memory; None for none.
     """
 
@@ -100,6 +105,7 @@ class RankLog(msgspec.Struct, frozen=True):
     last: Place | None = None
     lines: int = 0
     exception: str = ""
+    raised_in: tuple[Frame, ...] = ()
     allocates: tuple[str, int, int] | None = None
 
 
@@ -194,6 +200,7 @@ class Timeline(msgspec.Struct, frozen=True):
         lines: number of the last line; last: that line, if it is no bar.
         first_time_s, last_time_s: first and newest stamp.
         tracing: rank of the exception whose traceback is being printed.
+        serving: the newest line, in a log without its start, of a server at work.
         stands: by rank, what the stacks in the log show of it since its last milestone; "" for a
             process that faulthandler does not name. `logged_stands` adds the one that is open.
         dump: whose lines come now.
@@ -212,6 +219,7 @@ class Timeline(msgspec.Struct, frozen=True):
     first_time_s: float | None = None
     last_time_s: float | None = None
     tracing: str | None = None
+    serving: Place | None = None
     stands: dict[str, stacks.Standing] = {}
     dump: stacks.Dump | None = None
 
@@ -240,7 +248,8 @@ def phase_of(timeline: Timeline, rank: str) -> Phase:
     """
     own = timeline.ranks[rank].phase if rank in timeline.ranks else "start"
     floor = timeline.ranks[""].phase if "" in timeline.ranks else "start"
-    return max(own, floor, key=PHASES.index)
+    silent = (_silently_at(rank, timeline) if rank else None) or "start"
+    return max(own, floor, silent, key=PHASES.index)
 
 
 def phase_durations(timeline: Timeline) -> dict[Phase, float]:
@@ -260,16 +269,19 @@ def phase_durations(timeline: Timeline) -> dict[Phase, float]:
     }
 
 
-def lacking(timeline: Timeline) -> dict[str, tuple[str, ...]]:
+def lacking(timeline: Timeline, *, all_print: bool = False) -> dict[str, tuple[str, ...]]:
     """Return for each rank the milestones that others have passed and it has not, in order.
 
     Judged within the file, so by the same release, and by counts, so that a second model's are told
-    apart. Only milestones that each rank prints; expected ranks that printed nothing are there.
-    Empty once the HTTP server runs: no rank can be behind of that.
+    apart. Only milestones that each rank prints; expected ranks that printed nothing are there,
+    but none that is seen to print no such lines. Empty once the HTTP server runs: no rank can be
+    behind of that.
+
+    Args:
+        timeline: of the log.
+        all_print: it is known from elsewhere that every rank of this release prints.
     """
-    ranks = {name: log for name, log in timeline.ranks.items() if name}
-    for name in expected_ranks(timeline.launch.sizes):
-        ranks.setdefault(name, RankLog())
+    ranks = _with_expected(timeline)
     if "" in timeline.ranks and PHASES.index(timeline.ranks[""].phase) >= PHASES.index("warmup"):
         return {}
     order: dict[str, None] = {}
@@ -279,8 +291,41 @@ def lacking(timeline: Timeline) -> dict[str, tuple[str, ...]]:
     found = {
         name: tuple(each for each in order if log.counts.get(each, 0) < most[each])
         for name, log in ranks.items()
+        if all_print or _silently_at(name, timeline) is None
     }
     return {name: found[name] for name in sorted(found, key=rank_order) if found[name]}
+
+
+def all_ranks_print(timeline: Timeline) -> bool:
+    """Tell whether no rank is seen to keep silent about what it must have come past."""
+    return all(_silently_at(name, timeline) is None for name in _with_expected(timeline))
+
+
+def _with_expected(timeline: Timeline) -> dict[str, RankLog]:
+    ranks = {name: log for name, log in timeline.ranks.items() if name}
+    for name in expected_ranks(timeline.launch.sizes):
+        ranks.setdefault(name, RankLog())
+    return ranks
+
+
+def _silently_at(name: str, timeline: Timeline) -> Phase | None:
+    """Return how far a rank must have come that prints nothing of it; None where it does print.
+
+    Some releases have the first rank of each group print alone: another one has then come past a
+    milestone for all without what is printed before it. Replicas do not wait for one another.
+    """
+    sizes = timeline.launch.sizes
+    replicas = sizes.get("dp", 1) > 1 and not sizes.get("dp_attention")
+    counts = timeline.ranks.get(name, RankLog()).counts
+    for other, log in timeline.ranks.items():
+        if not other or (replicas and other.split()[0] != name.split(maxsplit=1)[0]):
+            continue
+        unheard = False
+        for reached in log.milestones:
+            if unheard and reached.together:
+                return reached.phase_after
+            unheard |= reached.of_each_rank and reached.id not in counts
+    return None
 
 
 def logged_stands(timeline: Timeline, engine: Engine) -> dict[str, stacks.Standing]:
@@ -375,6 +420,7 @@ class _Fold:
         self.first_time_s = timeline.first_time_s
         self.last_time_s = timeline.last_time_s
         self.tracing = timeline.tracing
+        self.serving = timeline.serving
         self.stands = dict(timeline.stands)
         self.dump = timeline.dump
         self.new_lines: dict[str, int] = {}
@@ -404,6 +450,7 @@ class _Fold:
             first_time_s=self.first_time_s,
             last_time_s=self.last_time_s,
             tracing=self.tracing,
+            serving=self.serving,
             stands=self.stands,
             dump=self.dump,
         )
@@ -411,6 +458,9 @@ class _Fold:
     def add(self, line: LogLine) -> None:
         self.changed = True
         milestone = None if line.bar else self._milestone(line.text)
+        if milestone and milestone.from_start and not self._launch_log().counts:
+            milestone = None  # a server that serves prints it, too
+            self.serving = Place(line.number, line.text[:TEXT_LIMIT], line.time_s)
         if milestone and milestone.id == "args":
             self._begin(line)
         if line.time_s is not None:
@@ -499,6 +549,7 @@ class _Fold:
                     place.number,
                     place.time_s,
                     of_each_rank=milestone.scope == "rank",
+                    together=milestone.together,
                     stamped=line.time_s is not None,
                 ),
             )
@@ -549,8 +600,13 @@ class _Fold:
 
     def _add_sign(self, line: LogLine, place: Place) -> None:
         text = line.text
-        if self.tracing is not None and line.time_s is None and _ERROR_LINE.match(text):
-            self._add_exception(self.tracing, text)
+        if line.time_s is None:
+            if match := _TRACED_FRAME.match(text):
+                # Outside of a traceback it is one whose beginning the log does not have.
+                self.tracing = self.tracing or ""
+                self._add_raised(self.tracing, match)
+            elif self.tracing is not None and _ERROR_LINE.match(text):
+                self._add_exception(self.tracing, text)
         found = self._sign(text)
         if found is None:
             return
@@ -573,10 +629,13 @@ class _Fold:
             self.dump = stacks.begin(line, place.time_s, dumped_pid=seen.pid)
         if seen.after_s is not None:
             self._add_watchdog(seen, final=sign.kind == "timeout")
-        if sign.kind == "exception":
+        traced = _TRACEBACK in text
+        if sign.kind == "exception" or traced:
             if self.tracing is None or line.time_s is not None:
                 self.tracing = line.rank
-            if "Traceback" not in text:
+            if traced:
+                self._add_raised(self.tracing, None)
+            elif "Traceback" not in text:
                 self._add_exception(line.rank, text)
         kept = self.signs.setdefault(sign.kind, [])
         newest = kept[SIGNS_KEPT:]
@@ -647,6 +706,15 @@ class _Fold:
                 return sign, match
         return None
 
+    def _add_raised(self, rank: str, match: re.Match[str] | None) -> None:
+        """Take in the next frame of a traceback; None where another traceback begins."""
+        log = self.ranks.get(rank, RankLog())
+        frames = log.raised_in if match else ()
+        if match:
+            frame = Frame(match["function"], match["path"], int(match["line"]))
+            frames = (frame, *frames)[:_TRACED_KEPT]
+        self.ranks[rank] = msgspec.structs.replace(log, raised_in=frames)
+
     def _add_exception(self, rank: str, text: str) -> None:
         log = self.ranks.get(rank, RankLog())
         self.ranks[rank] = msgspec.structs.replace(log, exception=text[:TEXT_LIMIT])
@@ -674,6 +742,10 @@ def _number(text: str | None) -> int | None:
     return int(text) if text else None
 
 
+_TRACEBACK = "Traceback (most recent call last):"
+_TRACED_FRAME = re.compile(
+    r'\s*File "(?P<path>[^"]{1,300})", line (?P<line>\d{1,9}), in (?P<function>\S{1,300})'
+)
 _ERROR_LINE = re.compile(
     r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|OutOfMemory\w*)(?::|$)"
 )

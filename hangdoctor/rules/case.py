@@ -14,13 +14,14 @@ from hangdoctor.facts import (
     launch_still_s,
     log_still_s,
     phase_index,
+    raised_phase,
     stamp_age_s,
 )
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
 from hangdoctor.frames import place
 from hangdoctor.loads import patience_s, stalls
 from hangdoctor.logs.timeline import lacking, logged_stands
-from hangdoctor.model import FileLock, Missing, Struct
+from hangdoctor.model import FileLock, Installation, Missing, Struct
 from hangdoctor.waitgraph import WaitGraph, build
 
 if TYPE_CHECKING:
@@ -499,6 +500,68 @@ def to_blame_for_failure(case: Case) -> tuple[str, ...]:
     victims = {name for name, text in failed.items() if matches_any(tuple(gave_up), text)}
     culprits = tuple(name for name in failed if name not in victims)
     return culprits or tuple(name for name in lacking(facts.timeline) if name not in victims)
+
+
+def launched_version(case: Case) -> str:
+    """Return the engine's release, by its installation or its log; "" where neither tells it."""
+    installation = case.facts.header.installation
+    version = installation.version if isinstance(installation, Installation) else None
+    return version or case.facts.timeline.launch.version
+
+
+def release_numbers(version: str) -> tuple[int, ...]:
+    """Return a version's numbers, without what follows them.
+
+    >>> release_numbers("0.5.10.post1") > release_numbers("0.5.9"), release_numbers("0.5.10rc1")
+    (True, (0, 5, 10))
+    """
+    numbers = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
+
+
+def only_first_rank_heard(case: Case) -> bool:
+    """Tell whether no rank has printed anything but the first of each group.
+
+    Some releases have only these print how the start goes on: the others' silence says nothing.
+    """
+    version = launched_version(case)
+    last = case.engine.first_rank_prints_until
+    if version and release_numbers(version) > release_numbers(last):
+        return False
+    logs = case.facts.timeline.ranks
+    heard = [rank.name for rank in case.facts.ranks if (log := logs.get(rank.name)) and log.lines]
+    firsts = all(re.search(r"\bTP0\b", name) for name in heard)
+    return firsts and len(heard) < len(case.facts.ranks)
+
+
+def phase_of_failure(case: Case, names: Iterable[str]) -> Phase | None:
+    """Return the earliest phase that the failures of ranks tell; None if none tells one.
+
+    By their tracebacks, and by messages that come from one phase only.
+    """
+    names = set(names)
+    phases = [raised_phase(case.facts, name, case.engine) for name in names]
+    told = {sign.id: sign.phase for sign in case.engine.signs if sign.phase}
+    phases += [told.get(sign.id) for sign in case.facts.timeline.signs if sign.rank in names]
+    return min(filter(None, phases), key=phase_index, default=None)
+
+
+def lost_by_log(case: Case) -> dict[str, str]:
+    """Return the ranks that have logged an exception after which they end, and that exception.
+
+    The engine's own words say so; any other traceback may have been caught. The text is "" where
+    the log ends before the traceback does.
+    """
+    last_words = {sign.id for sign in case.engine.signs if sign.ends_rank}
+    launch = case.facts.timeline.ranks.get("")
+    ready = [at.number for at in launch.milestones if at.phase == "ready"] if launch else []
+    found = [
+        sign.rank
+        for sign in signs_of(case.facts, "exception")
+        if sign.id in last_words
+        and not any(sign.number < number for number in ready)  # it came up all the same
+    ]
+    return {name: exceptions(case.facts).get(name, "") for name in dict.fromkeys(found)}
 
 
 def phase_lacked(case: Case, missing: Mapping[str, Sequence[str]]) -> Phase | None:

@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.facts import phase_index
 from hangdoctor.findings import Finding, enumerate_names
+from hangdoctor.launches import ranges
 from hangdoctor.logs.timeline import lacking
 from hangdoctor.rules.case import (
     blamed_by_log,
     evidence,
     evidence_of,
+    exceptions,
     last_line,
     line_of,
+    lost_by_log,
+    only_first_rank_heard,
     phase_lacked,
+    phase_of_failure,
     signs_of,
 )
 
@@ -35,22 +40,38 @@ def log_stops(case: Case) -> Iterator[Finding]:
         return
     if signs_of(facts, "fatal") + signs_of(facts, "signal") and not facts.header.still_running:
         return  # it has not stopped: it has ended
+    if lost_by_log(case):
+        return
     missing = {name: lines for name, lines in lacking(facts.timeline).items() if lines}
     if not facts.log_is_whole or len(missing) == len(facts.ranks):
         missing = {}
     behind = [rank for rank in facts.ranks if rank.name in missing]
-    phases = [rank.log_phase for rank in facts.ranks if rank.log_phase]
+    phases = [phase for rank in facts.ranks if (phase := rank.log_phase or rank.phase)]
     silent = [
         rank
         for rank in facts.ranks
         if rank.log_phase is None and facts.expected and facts.log_is_whole
     ]
-    culprits = tuple(rank.name for rank in (*behind, *(silent if phases else [])))
+    names = tuple(rank.name for rank in (*behind, *(silent if phases else [])))
+    logs = facts.timeline.ranks
+    unheard = tuple(name for name in names if not (name in logs and logs[name].lines))
+    unheard = unheard if only_first_rank_heard(case) else ()
+    culprits = tuple(name for name in names if name not in unheard)
     reached = min(phases, key=phase_index) if phases else facts.launch_log_phase
-    phase = phase_lacked(case, missing) or reached
-    parts = [f"{name} lacks {line_of(case, lines[0])}" for name, lines in missing.items()]
-    title = f"the log stops in {phase}" if phase else "no line of the log tells a phase"
+    phase = phase_lacked(case, missing) or reached or phase_of_failure(case, exceptions(facts))
+    parts = [
+        f"{name} lacks {line_of(case, lines[0])}"
+        for name, lines in missing.items()
+        if name not in unheard
+    ]
+    if unheard:
+        have = "has" if len(unheard) == 1 else "have"
+        parts.append(f"{', '.join(ranges(unheard))} {have} printed nothing")
+    title = f"the log stops in {phase}" if phase else _without_phase(case)
     title += f"; {', '.join(parts[:4])}" if parts else ""
+    raised = next(iter(exceptions(facts).items()), None)
+    if raised:
+        title += f"; {raised[0] or 'the launch'} logged {raised[1][:120]}"
     silent_s = facts.log_silent_s
     overdue = (
         facts.header.still_running
@@ -64,7 +85,7 @@ def log_stops(case: Case) -> Iterator[Finding]:
         rule="log-stops",
         verdict="found" if overdue else "undecided",
         title=title,
-        ranks=culprits,
+        ranks=names,
         culprits=culprits,
         state="hung" if overdue else "unknown",
         phase=phase,
@@ -79,6 +100,7 @@ def log_stops(case: Case) -> Iterator[Finding]:
                 "--log FILE"
             ),
             "a good start's log to compare with, if the launch is gone",
+            *((_WHO_PRINTS,) if unheard else ()),
         ),
         advice=(
             "if it still runs: hangdoctor diagnose PID --log FILE --record DIR",
@@ -99,7 +121,7 @@ def wait_given_up(case: Case) -> Iterator[Finding]:
     waited for.
     What to do: look at the named rank's last lines and, where the log has one, its stack.
     """
-    facts = case.facts
+    facts, timeline = case.facts, case.facts.timeline
     signs = signs_of(facts, "timeout")
     if not signs or facts.launch_log_phase == "ready":
         return
@@ -119,8 +141,35 @@ def wait_given_up(case: Case) -> Iterator[Finding]:
         ranks=blamed,
         culprits=blamed,
         state=None if facts.tracks else "hung",
-        phase=min(phases, key=phase_index, default=facts.launch_log_phase),
+        phase=min(phases, key=phase_index, default=None)
+        or phase_of_failure(case, [sign.rank for sign in signs])
+        or facts.launch_log_phase,
         confidence="high" if blamed else "medium",
         because=evidence_of(signs, 4),
-        advice=("read the named rank's last lines before that",),
+        advice=(
+            "read the named rank's last lines before that"
+            if blamed
+            else "see where each rank stood: its stack, in the log after that line",
+            *((_NO_PYSPY,) if any(sign.id == "pyspy-failed" for sign in timeline.signs) else ()),
+        ),
     )
+
+
+_WHO_PRINTS = (
+    "whether those that have printed nothing run, and where: some releases print the start on the "
+    "first rank only"
+)
+_NO_PYSPY = (
+    "the watchdog could not take stacks: give the server py-spy (pip install py-spy, in a "
+    "container SYS_PTRACE), or look before its time is over: hangdoctor diagnose PID"
+)
+
+
+def _without_phase(case: Case) -> str:
+    serving = case.facts.timeline.serving
+    if serving:
+        return (
+            "the log does not hold the start; a server was at work up to line "
+            f"{serving.number}: {serving.text[:60]}"
+        )
+    return "no line of the log tells a phase"

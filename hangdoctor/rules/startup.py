@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
+from hangdoctor.engines import ONLY_RANK
 from hangdoctor.facts import phase_index
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.frames import place
@@ -17,7 +19,9 @@ from hangdoctor.rules.case import (
     exceptions,
     judge,
     last_line,
+    lost_by_log,
     past_normal,
+    phase_of_failure,
     signs_of,
     stands,
     to_blame_for_failure,
@@ -33,9 +37,6 @@ if TYPE_CHECKING:
     from hangdoctor.facts import RankFacts
     from hangdoctor.findings import Confidence
     from hangdoctor.rules.case import Case
-
-FATAL_EXCEPTIONS = ("scheduler-exception",)
-"""Signs after which a rank is lost; any other traceback may have been caught."""
 
 
 def launch_ended(case: Case) -> Iterator[Finding]:
@@ -65,10 +66,8 @@ def launch_ended(case: Case) -> Iterator[Finding]:
         return
     failed = tuple(name for name in exceptions(facts) if name)
     culprits = to_blame_for_failure(case) if failed else ()
-    text = next(iter(exceptions(facts).values()), "")
     faults = _faults(case)
-    if not text and faults:
-        text = faults[0].text
+    text, advice = _what_ended_it(case, faults)
     ranks = tuple(rank for rank in facts.ranks if rank.name in culprits) or facts.ranks
     yield Finding(
         rule="launch-ended",
@@ -77,7 +76,11 @@ def launch_ended(case: Case) -> Iterator[Finding]:
         ranks=tuple(dict.fromkeys((*culprits, *failed))),
         culprits=culprits,
         state="dead",
-        phase="ready" if ready else earliest_phase(ranks) or facts.launch_log_phase,
+        phase="ready"
+        if ready
+        else phase_of_failure(case, (*culprits, *failed, ""))
+        or earliest_phase(ranks)
+        or facts.launch_log_phase,
         confidence="high" if facts.tracks or failed else "medium",
         because=evidence(
             *(exception_of(case, name) for name in (*failed[:3], "")),
@@ -85,32 +88,61 @@ def launch_ended(case: Case) -> Iterator[Finding]:
             *evidence_of(fatal, 3),
             last_line(case, ""),
         ),
-        advice=("read the first exception in the log; those after it are its consequences",)
-        if text
-        else (),
+        advice=advice,
     )
 
 
-def exception_in_rank(case: Case) -> Iterator[Finding]:
-    """A rank logged an exception, and the launch is still there.
+def _what_ended_it(case: Case, faults: list[Evidence]) -> tuple[str, tuple[str, ...]]:
+    """Return what a launch ended of, in the log's words, and what to do; the words may be ""."""
+    facts = case.facts
+    raised = exceptions(facts)
+    first = next((text for name, text in raised.items() if name), "")
+    if first:
+        return first, ("read the first exception in the log; those after it are its consequences",)
+    fatal = signs_of(facts, "fatal")
+    killed = [sign for sign in fatal if sign.status == -signal.SIGKILL]
+    if killed:
+        who = next((sign.text[:100] for sign in fatal if sign.blamed), killed[0].text[:100])
+        return f"a rank was killed by SIGKILL: {who}", (
+            "see whether memory ran out: dmesg -T | grep -i 'killed process'",
+        )
+    if faults:
+        return faults[0].text, (
+            "read the stack below that line: its innermost frame is where the process faulted",
+        )
+    if text := raised.get("", ""):
+        return text, ("read the first exception in the log; those after it are its consequences",)
+    given_up = signs_of(facts, "timeout")
+    if fatal or given_up:
+        return (given_up or fatal)[0].text[:160], (
+            "read the log before that line, from further back if this is its tail",
+        )
+    return "", ()
 
-    What it sees: an exception of a rank in the log, its process or others alive and still.
+
+def exception_in_rank(case: Case) -> Iterator[Finding]:
+    """A rank logged an exception, and the launch is still there, or the log does not tell its end.
+
+    What it sees: the words with which a rank ends, and its processes or others alive and still; or
+    those words in a log alone.
     Why it matters: the rank will never join its peers. The signal that should end the launch does
     not always reach it.
     What to do: read that traceback first; end the launch.
     """
     facts = case.facts
-    fatal = {sign.rank for sign in signs_of(facts, "exception") if sign.id in FATAL_EXCEPTIONS}
-    failed = tuple(name for name in exceptions(facts) if name in fatal and facts.rank(name))
-    if not failed or not facts.tracks:
+    lost = lost_by_log(case)
+    if not facts.tracks:
+        if lost and not ended_by_log(case):
+            yield _lost_in_log(case, lost)
         return
-    if not any(rank.present for rank in facts.ranks):
+    failed = tuple(name for name, text in lost.items() if text and facts.rank(name))
+    if not failed or not any(rank.present for rank in facts.ranks):
         return
     ranks = tuple(rank for rank in facts.ranks if rank.name in failed)
     finding = Finding(
         rule="exception-in-rank",
         verdict="found",
-        title=f"{enumerate_names(failed)} failed: {exceptions(facts)[failed[0]]}",
+        title=f"{enumerate_names(failed)} failed: {lost[failed[0]]}",
         ranks=failed,
         culprits=to_blame_for_failure(case),
         phase=earliest_phase(ranks),
@@ -316,6 +348,44 @@ def files_changed(case: Case) -> Iterator[Finding]:
             for file in installation.changed_files[:5]
         ),
         advice=("relaunch to run what the files hold now",) if late else (),
+    )
+
+
+def _lost_in_log(case: Case, lost: dict[str, str]) -> Finding:
+    """Say of a log alone that a rank has ended; the launch has too, or hangs without it."""
+    facts = case.facts
+    only = len(facts.ranks) == 1
+    names = tuple(name or ONLY_RANK for name in lost if name or only)
+    text = next(filter(None, lost.values()), "")
+    gave_up = {sign.rank for sign in signs_of(facts, "timeout")}
+    blamed = to_blame_for_failure(case) or tuple(name for name in names if name not in gave_up)
+    after = " after the server had been ready" if facts.launch_log_phase == "ready" else ""
+    signs = [sign for sign in signs_of(facts, "exception") if sign.rank in lost]
+    return Finding(
+        rule="exception-in-rank",
+        verdict="found",
+        title=f"{enumerate_names(names) or 'a rank'} failed{after}: "
+        + (text or "the log ends within the traceback"),
+        ranks=names,
+        culprits=blamed,
+        state="hung" if facts.header.still_running else "dead",
+        phase="ready"
+        if after
+        else phase_of_failure(case, lost)
+        or earliest_phase(tuple(rank for rank in facts.ranks if rank.name in names))
+        or facts.launch_log_phase,
+        confidence="high" if text else "medium",
+        because=evidence(
+            *(
+                Evidence(text=sign.text[:200], rank=sign.rank or None, log_line=sign.number)
+                for sign in signs[:2]
+            ),
+            *(exception_of(case, name) for name in tuple(lost)[:3]),
+        ),
+        advice=(
+            "read that traceback first" if text else "get the rest of the log: its exception",
+            "a rank ends after these words: if processes are left, end them",
+        ),
     )
 
 

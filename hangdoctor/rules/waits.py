@@ -25,6 +25,7 @@ from hangdoctor.rules.case import (
     line_of,
     linked,
     lock_is_dead,
+    only_first_rank_heard,
     past_normal,
     phase_lacked,
     quiet,
@@ -703,7 +704,7 @@ def waiting_for_rank_behind_in_log(case: Case) -> Iterator[Finding]:
         return
     missing = lacking(case.facts.timeline)
     behind = {name: milestones for name, milestones in missing.items() if milestones}
-    if not behind or len(behind) == len(case.facts.ranks):
+    if not behind or len(behind) == len(case.facts.ranks) or only_first_rank_heard(case):
         return
     # A look at the stacks may have succeeded and shown none: each of them was refused.
     if any(rank.stack is not None for rank in case.facts.ranks if rank.name in behind):

@@ -110,8 +110,14 @@ def test_a_rank_that_lacks_what_others_have_is_named_with_what_it_lacks():
 
 
 def test_an_expected_rank_that_never_printed_lacks_all():
-    timeline = _read(ARGS, *[("TP0", line) for line in THROUGH_CAPTURE[:2]])
-    assert lacking(timeline) == {"TP1": ("dist-init-begin", "dist-init-end")}
+    timeline = _read(ARGS, ("TP0", THROUGH_CAPTURE[0]))
+    assert lacking(timeline) == {"TP1": ("dist-init-begin",)}
+
+
+def test_a_rank_that_came_past_a_milestone_for_all_without_a_line_prints_none_and_lacks_none():
+    timeline = _read(ARGS, *[("TP0", line) for line in THROUGH_CAPTURE[:4]])
+    assert lacking(timeline) == {}
+    assert phase_of(timeline, "TP1") == "weights"
 
 
 def test_what_only_the_first_rank_prints_is_lacked_by_nobody():

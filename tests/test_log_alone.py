@@ -1,0 +1,276 @@
+"""What is left of a launch is often a log's tail: the verdicts on such logs, of several releases.
+
+The logs are written anew, in the literal words of the engine's lines.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hangdoctor import engines
+from hangdoctor.diagnose import diagnose
+from hangdoctor.facts import derive
+from hangdoctor.logs.timeline import detect_engine
+from hangdoctor.recording import bare_log
+
+SGLANG = engines.load("sglang")
+AT = "[2025-06-01 10:00:{second:02}{rank}]"
+SRT = "/opt/venv/lib/python3.12/site-packages/sglang/srt"
+ARGS = "|server_args=ServerArgs(model_path='/m', device='cuda', tp_size={tp}, nnodes=1{more})"
+BEGIN = "Init torch distributed begin."
+ENDS = "Init torch distributed ends. mem usage=1.25 GB"
+LOADS = "Load weight begin. avail mem=77.43 GB"
+SHARDS = "Loading safetensors checkpoint shards:  67% Completed | 12/18 [00:53<00:13,  2.21s/it]"
+HIT = "Scheduler hit an exception: Traceback (most recent call last):"
+GAVE_UP = (
+    "ValueError: TP rank 1 could finish the model loading, but there are other ranks that didn't "
+    "finish loading. It is likely due to unexpected failures (e.g., OOM) or a slow node."
+)
+NCCL = "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)"
+SIGQUIT = "|Received sigquit from a child process. It usually means the child failed."
+WATCHDOG = "Watchdog timeout (self.watchdog_timeout=300)"
+BATCH = "Prefill batch. #new-seq: 1, #new-token: 25, #cached-token: 0, token usage: 0.00"
+
+
+def log(*lines):
+    """Return a log: "TP0|words" is a line of a rank's, "|words" the launch's, "words" bare."""
+    told = []
+    for number, line in enumerate(lines):
+        rank, bar, words = line.partition("|")
+        stamped = bar and re.fullmatch(r"[A-Z0-9 ]*", rank)
+        prefix = AT.format(second=number % 60, rank=f" {rank}" if rank else "") + " "
+        told.append(prefix + words if stamped else line)
+    return "\n".join(told) + "\n"
+
+
+def raised(rank, *places, error=NCCL):
+    """Return what a rank prints as it ends: its traceback through `file.py:function`."""
+    yield f"{rank}|{HIT}"
+    for place in places:
+        file, _, function = place.partition(":")
+        yield f'  File "{SRT}/{file}", line 1816, in {function}'
+        yield "    call()"
+    if error:
+        yield error
+
+
+def verdict(text, tmp_path, *, running=False):
+    path = tmp_path / "server.log"
+    path.write_text(text, encoding="utf-8")
+    assert detect_engine(text.encode()) == "sglang"
+    return diagnose(derive(bare_log(path, still_running=running), SGLANG), SGLANG)
+
+
+def rule(found, name):
+    return next((finding for finding in found.findings if finding.rule == name), None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{AT.format(second=1, rank=' DP0 TP3')} anything that a rank says",
+        "[17:43:23 TP6] Load weight end. type=M, dtype=torch.bfloat16, avail mem=20.62 GB",
+        f"{AT.format(second=1, rank='')} Decode batch. #running-req: 2, #token: 4078",
+        f"{AT.format(second=1, rank='')} Received sigquit from a child proces. It usually means",
+        f"(Worker pid=27, ip=10.1.4.2) {AT.format(second=1, rank=' TP1')} {HIT}",
+        f'  File "{SRT}/managers/scheduler.py", line 9, in run_scheduler_process',
+        "RuntimeError: Rank 0 scheduler died during initialization (exit code: -3).",
+        "Process 309: sglang::scheduler_TP6",
+        "Capturing batches (avail_mem=7.08 GB):   0%|          | 0/17 [00:00<?, ?it/s]",
+    ],
+)
+def test_a_tail_of_a_log_is_recognised_by_what_only_this_engine_prints(line):
+    assert detect_engine(f"some words before\n{line}\n".encode()) == "sglang"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO:     Application startup complete.",
+        "(EngineCore_DP0 pid=77) INFO 10-22 09:33:49 [kv_cache_utils.py:1087] GPU KV cache size",
+        "(Worker_TP0 pid=78) INFO 10-22 09:33:48 [monitor.py:34] torch.compile takes 39.60 s",
+        "Loading safetensors checkpoint shards:  14% Completed | 14/99 [00:19<02:20,  1.65s/it]",
+        '  File "/opt/venv/lib/python3.12/site-packages/vllm/v1/engine/utils.py", line 7, in wait',
+        "[rank1]:[E222 08:31:50 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective",
+        "[21:04:27] /src/runtime.cc:12: a line of another library",
+    ],
+)
+def test_what_other_engines_and_libraries_print_makes_no_log_this_engines(line):
+    assert detect_engine(f"{line}\n".encode()) is None
+
+
+def test_the_words_with_which_a_rank_ends_are_enough_to_call_the_launch_dead(tmp_path):
+    places = ("managers/scheduler.py:run_scheduler_process", "model_runner.py:load_model")
+    found = verdict(log("TP3|Using x", *raised("TP2", *places)), tmp_path)
+    assert (found.state, found.phase, found.culprits) == ("dead", "weights", ("TP2",))
+    assert (found.confidence, NCCL in found.title) == ("high", True)
+
+
+def test_a_launch_that_still_runs_without_a_rank_that_has_ended_hangs(tmp_path):
+    found = verdict(log(*raised("TP2")), tmp_path, running=True)
+    assert (found.state, found.culprits) == ("hung", ("TP2",))
+
+
+def test_a_log_cut_within_the_traceback_is_dead_of_something_that_is_not_guessed(tmp_path):
+    place = "distributed/parallel_state.py:initialize_model_parallel"
+    found = verdict(log("TP2|Using x", *raised("TP2", place, error="")), tmp_path)
+    assert (found.state, found.phase, found.confidence) == ("dead", "distributed-init", "medium")
+    assert "ends within the traceback" in found.title
+
+
+def test_a_rank_that_gave_up_waiting_is_no_culprit(tmp_path):
+    found = verdict(log(*raised("TP1", "model_runner.py:load_model", error=GAVE_UP)), tmp_path)
+    assert (found.state, found.phase, found.culprits) == ("dead", "weights", ())
+
+
+def test_a_traceback_whose_rank_nothing_tells_blames_nobody(tmp_path):
+    said = "2025-06-01 10:00:00 ERROR 125 [ DP10 TP10 EP10 scheduler.py:2655] "
+    found = verdict(f"{said}{HIT}\n{NCCL}\n", tmp_path)
+    assert (found.state, found.culprits) == ("dead", ())
+    alone = log(ARGS.format(tp=1, more=""), f"|{BEGIN}", *raised(""))
+    assert verdict(alone, tmp_path).culprits == ("TP0",)
+
+
+def test_a_traceback_that_was_caught_ends_nothing(tmp_path):
+    caught = log(f"TP0|{LOADS}", "TP0|Traceback (most recent call last):", "KeyError: 'x'")
+    found = verdict(caught, tmp_path)
+    assert (found.state, found.phase) == ("unknown", "weights")
+    assert "KeyError: 'x'" in found.title
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "Fatal Python error: Segmentation fault",
+        "Fatal Python error: Bus error",
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        "Memory access fault by GPU node-2 on address (nil). Reason: unknown",
+    ],
+)
+def test_a_fault_ends_the_launch_though_no_other_line_says_so(cause, tmp_path):
+    found = verdict(log(f"TP0|{LOADS}", SHARDS, cause), tmp_path)
+    assert (found.state, found.phase, found.culprits) == ("dead", "weights", ())
+    assert cause in found.title
+
+
+def test_the_error_of_a_traceback_whose_beginning_was_cut_off_is_what_it_ended_of(tmp_path):
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 42.00 MiB."
+    found = verdict(log(f'  File "{SRT}/x.py", line 3, in forward', error, SIGQUIT), tmp_path)
+    assert (found.state, found.title.endswith(error)) == ("dead", True)
+
+
+def test_a_traceback_without_its_head_tells_error_and_phase_and_no_end(tmp_path):
+    frames = [f'  File "{SRT}/model_runner.py", line 3, in load_model', "    self.model = get()"]
+    found = verdict("\n".join([*frames, "KeyError: 'w2_weight_scale'"]), tmp_path)
+    assert (found.state, found.phase, found.culprits) == ("unknown", "weights", ())
+    assert "KeyError: 'w2_weight_scale'" in found.title
+
+
+def test_a_stack_that_the_soft_watchdog_prints_tells_the_phase_where_no_line_does(tmp_path):
+    soft = "TP2|Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=True)"
+    dump = ["TP2|Pyspy dump for PID 47:", "Process 47: sglang::scheduler_TP2"]
+    frames = ['Thread 47 (active): "MainThread"', "    capture (cuda_graph_runner.py:867)"]
+    found = verdict(log(*dump, *frames, "    run (scheduler.py:3300)", soft), tmp_path)
+    assert (found.state, found.phase) == ("unknown", "graph-capture")
+    assert "stops in graph-capture" in found.title
+
+
+def test_a_kill_comes_before_the_errors_that_follow_from_it(tmp_path):
+    trace = ["Traceback (most recent call last):", f'  File "{SRT}/x.py", line 3, in f', "EOFError"]
+    dead = ["|Rank 0 scheduler is dead. Please check if there are relevant logs."]
+    found = verdict(log(*dead, "|Exit code: -9", *trace), tmp_path)
+    ended = rule(found, "launch-ended")
+    assert "killed by SIGKILL: Rank 0 scheduler is dead" in ended.title
+    assert "dmesg" in ended.advice[0]
+
+
+def test_a_warm_up_that_failed_tells_its_error(tmp_path):
+    said = "|Initialization failed. warmup error: Traceback (most recent call last):"
+    error = "AssertionError: res=<Response [502]>, res.text=''"
+    found = verdict(log(said, f'  File "{SRT}/x.py", line 3, in warm', error), tmp_path)
+    assert (found.state, found.phase) == ("dead", "warmup")
+    assert found.title.endswith(error)
+
+
+@pytest.mark.parametrize("tp", [2, 8])
+def test_ranks_that_a_release_does_not_let_print_are_not_behind(tp, tmp_path):
+    first = [f"TP0|{line}" for line in (BEGIN, ENDS, LOADS)]
+    found = verdict(log(ARGS.format(tp=tp, more=""), *first, SHARDS), tmp_path)
+    assert (found.state, found.phase, found.culprits) == ("unknown", "weights", ())
+    assert "lack" not in found.title
+
+
+def test_before_the_ranks_have_met_the_silence_of_all_but_the_first_blames_nobody(tmp_path):
+    text = log(ARGS.format(tp=4, more=""), f"TP0|{BEGIN}", "TP0|sglang is using nccl==2.27.3")
+    found = verdict(text, tmp_path)
+    assert (found.state, found.phase, found.culprits) == ("unknown", "distributed-init", ())
+    assert "TP1-TP3 have printed nothing" in found.title
+    stops = rule(found, "log-stops")
+    assert any("on the first rank only" in need for need in stops.needs)
+
+
+def test_the_first_rank_of_a_stage_that_is_behind_is_named_where_the_others_print_nothing(tmp_path):
+    args = ARGS.format(tp=2, more=", pp_size=2")
+    found = verdict(log(args, f"PP0 TP0|{BEGIN}", f"PP0 TP0|{ENDS}", f"PP1 TP0|{BEGIN}"), tmp_path)
+    assert (found.state, found.culprits) == ("unknown", ("PP1 TP0",))
+
+
+def test_an_exception_that_a_launch_came_up_after_is_not_its_end(tmp_path):
+    ready = "|The server is fired up and ready to roll!"
+    assert verdict(log(*raised("TP0"), ready), tmp_path).state == "ready"
+    after = verdict(log(ready, *raised("TP0")), tmp_path)
+    assert (after.state, after.phase) == ("dead", "ready")
+
+
+@pytest.mark.parametrize(("name", "state"), [("Exception: ", "dead"), ("", "unknown")])
+def test_a_capture_that_failed_ends_a_rank_where_it_is_raised(name, state, tmp_path):
+    text = log(f"TP0|{LOADS}", f"{name}Capture cuda graph failed: CUDA error: invalid argument")
+    assert verdict(text, tmp_path).state == state
+
+
+def test_where_others_print_too_the_silent_rank_is_named(tmp_path):
+    heard = [f"TP{rank}|{BEGIN}" for rank in (0, 1, 3)]
+    found = verdict(log(ARGS.format(tp=4, more=""), *heard), tmp_path)
+    assert (found.state, found.culprits) == ("unknown", ("TP2",))
+
+
+def test_a_replica_does_not_show_how_far_the_ranks_of_another_are(tmp_path):
+    begun = [f"DP{dp} TP{tp}|{BEGIN}" for dp in (0, 1) for tp in (0, 1) if (dp, tp) != (1, 1)]
+    ends = [f"DP0 TP{tp}|{ENDS}" for tp in (0, 1)]
+    found = verdict(log(ARGS.format(tp=2, more=", dp_size=2"), *begun, *ends), tmp_path)
+    assert found.culprits == ("DP1 TP0", "DP1 TP1")
+
+
+def test_the_batches_of_a_server_that_serves_are_no_warm_up(tmp_path):
+    found = verdict(log(f"TP0|{BATCH}", f"TP0|{BATCH}"), tmp_path)
+    assert (found.state, found.phase) == ("unknown", None)
+    assert "a server was at work up to line 2" in found.title
+    asked = '|INFO:     127.0.0.1:46472 - "GET /model_info HTTP/1.1" 200 OK'
+    assert verdict(log(f"TP0|{BATCH}", asked), tmp_path).phase is None
+    started = "|INFO:     Uvicorn running on http://127.0.0.1:30000 (Press CTRL+C to quit)"
+    assert verdict(log(started, f"TP0|{BATCH}"), tmp_path).phase == "warmup"
+
+
+def test_a_watchdog_that_got_no_stacks_says_how_to_get_them(tmp_path):
+    blind = "TP2|Pyspy failed to dump PID 546. Error: /bin/sh: 1: py-spy: not found"
+    found = verdict(log(f"TP2|{WATCHDOG}", blind), tmp_path)
+    assert found.state == "hung"
+    advice = rule(found, "wait-given-up").advice
+    assert "named rank" not in advice[0]
+    assert "py-spy" in advice[1]
+    assert len(rule(verdict(log(f"TP2|{WATCHDOG}"), tmp_path), "wait-given-up").advice) == 1
+
+
+def test_stamps_without_a_date_are_those_of_old_releases(tmp_path):
+    old = f"[17:43:23 TP6] {LOADS}\n[17:45:23 TP7] Load weight end. type=M, avail mem=20.62 GB\n"
+    found = verdict(old, tmp_path)
+    assert (found.state, found.phase) == ("unknown", "weights")
+
+
+def test_a_traceback_behind_rays_prefix_is_read(tmp_path):
+    lines = log(*raised("TP1", "model_runner.py:init_torch_distributed")).splitlines()
+    text = "".join(f"(WorkerDict pid=2782, ip=10.1.4.2) {line}\n" for line in lines)
+    found = verdict(text, tmp_path)
+    assert (found.state, found.phase, found.culprits) == ("dead", "distributed-init", ("TP1",))
