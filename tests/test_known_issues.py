@@ -100,6 +100,11 @@ READ_TIMEOUT = (
     "Read timed out. (read timeout={0})"
 )
 HUB_READ = READ_TIMEOUT.replace("HTTPConnectionPool", "HTTPSConnectionPool").format(10)
+NO_ROUTE = (
+    "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> "
+    "returned 113(No route to host) errno 115(Operation now in progress)"
+)
+UNEQUAL = "The memory capacity is unbalanced. Some GPUs may be occupied by other processes. "
 SHM = "Error while creating shared memory segment /dev/shm/{0}-XXXXXX (size 9637888)"
 CONTROLLER = (
     "_ConnectionBase.recv multiprocessing/connection.py:250",
@@ -241,6 +246,26 @@ CASES = {
         live(2, Does(stack=told.NCCL_INIT), upto="dist-end", lines=[HAMI]),
         "found",
         live(2, Does(stack=told.TCP_STORE), upto="dist-end", lines=[HAMI]),
+    ),
+    "nccl-286": (
+        text(NO_ROUTE, upto="nccl"),
+        "found",
+        text(NO_ROUTE.replace("WARN", "INFO").replace("113(", "retrying ("), upto="nccl"),
+    ),
+    "sglang-1533": (
+        text("RuntimeError: " + UNEQUAL, upto="nccl"),
+        "found",
+        text("TP1| " + UNEQUAL, upto="nccl"),
+    ),
+    "sglang-28855": (
+        text("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."),
+        "found",
+        text("ValueError: Not enough host memory available. Requesting 40.00 GB"),
+    ),
+    "sglang-39713": (
+        text("Exception: Capture cuda graph failed: CUDA error: out of memory"),
+        "found",
+        text("Exception: Capture cuda graph failed: CUDA error: invalid argument"),
     ),
     "sglang-4259": (
         text(SHM.format("nccl"), upto="dist-end"),
@@ -452,6 +477,11 @@ def test_a_log_without_its_head_makes_no_issue_surer(tmp_path):
                 assert all(
                     each.verdict == "undecided" for key, each in seen.items() if key != issue
                 )
+
+
+def test_a_capture_at_its_beginning_is_no_issue_where_the_log_lacks_its_head(tmp_path):
+    tail = text(BEGIN, AT_ZERO).partition("\n")[2]
+    assert "sglang-11275" not in found_in(judge(tail, tmp_path))
 
 
 # --- The files

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hangdoctor import known_issues
 from hangdoctor.findings import Evidence, Finding
 from hangdoctor.frames import first_place, place, same_shape, shape
-from hangdoctor.model import Installation, Missing, Struct
-from hangdoctor.rules.case import signs_of, stands
+from hangdoctor.model import Missing, Struct
+from hangdoctor.rules.case import launched_version, release_numbers, signs_of, stands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -98,7 +100,10 @@ def _moves(case: Case) -> bool:
 def _asked(case: Case, issue: KnownIssue) -> list[Seen]:
     """Look at each list and each fact of an issue's `when`, and at its releases."""
     when = issue.when
-    seen = [*_lists(case, when), *_facts(case, when.facts, _newest_mark(case, when))]
+    facts = list(_facts(case, when.facts, _newest_mark(case, when)))
+    if when.log:  # an issue with lines of its own is told by them: every capture begins at zero
+        facts = [msgspec.structs.replace(fact, telling=False) for fact in facts]
+    seen = [*_lists(case, when), *facts]
     if issue.since or issue.mended_in:
         seen.append(_releases(case, issue))
     return seen
@@ -233,25 +238,13 @@ def _options(case: Case, patterns: tuple[str, ...]) -> Seen:
 
 
 def _releases(case: Case, issue: KnownIssue) -> Seen:
-    installation = case.facts.header.installation
-    version = installation.version if isinstance(installation, Installation) else None
-    version = version or case.facts.timeline.launch.version
+    version = launched_version(case)
     if not version:
         limit = f"mended in {issue.mended_in}" if issue.mended_in else f"new in {issue.since}"
         return Seen(holds=None, needs=f"the release of {case.facts.engine}: it is {limit}")
-    affected = not issue.since or _release(version) >= _release(issue.since)
-    mended = bool(issue.mended_in) and _release(version) >= _release(issue.mended_in)
+    affected = not issue.since or release_numbers(version) >= release_numbers(issue.since)
+    mended = bool(issue.mended_in) and release_numbers(version) >= release_numbers(issue.mended_in)
     return Seen(holds=affected and not mended)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Return a version's numbers, without what follows them.
-
-    >>> _release("0.5.10.post1") > _release("0.5.9"), _release("0.5.10rc1") == (0, 5, 10)
-    (True, True)
-    """
-    numbers = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 # --- Named facts; `line` is the newest line that the issue's patterns have found ----------------
