@@ -906,7 +906,7 @@ def _advice_for(case: Case, suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
     if any(rank.pid is not None for rank in suspects):
         launcher = case.facts.launcher
         pid = launcher.process.pid if launcher else suspects[0].pid
-        advice.append(f"save everything before you end it: hangdoctor diagnose {pid} --record DIR")
+        advice.append(f"save everything first: hangdoctor diagnose {pid} --record DIR")
     return tuple(advice)
 
 
