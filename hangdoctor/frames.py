@@ -13,6 +13,7 @@ the function with or without its class, since Python 3.10 and older do not know 
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ def matches(frame: Frame, pattern: str) -> bool:
         return True
     # py-spy's short file names keep fewer directories than the pattern has.
     return not frame.path.startswith("/") and path.endswith("/" + frame.path)
+
+
+def matches_any(frame: Frame, patterns: tuple[str, ...]) -> bool:
+    """Tell whether a frame is at one of the places."""
+    near = _by_last_name(patterns).get(frame.function.rpartition(".")[2])
+    return near is not None and any(matches(frame, pattern) for pattern in near)
 
 
 def is_python(frame: Frame) -> bool:
@@ -100,18 +107,17 @@ def find_wait(frames: Sequence[Frame], waits: Sequence[Wait]) -> tuple[Wait, int
     """
     for index, frame in enumerate(frames[:DEPTH]):
         for wait in waits:
-            if any(matches(frame, pattern) for pattern in wait.frames) and (
-                not wait.under
-                or any(matches(outer, p) for outer in frames[index:] for p in wait.under)
+            if matches_any(frame, wait.frames) and (
+                not wait.under or first_place(frames[index:], wait.under) is not None
             ):
                 return wait, index
     return None
 
 
-def first_place(frames: Sequence[Frame], patterns: Sequence[str]) -> int | None:
+def first_place(frames: Sequence[Frame], patterns: tuple[str, ...]) -> int | None:
     """Return the index of the innermost frame at one of the places."""
     for index, frame in enumerate(frames):
-        if any(matches(frame, pattern) for pattern in patterns):
+        if matches_any(frame, patterns):
             return index
     return None
 
@@ -120,3 +126,13 @@ def place(frame: Frame) -> str:
     """Return a frame as people write it: `function (path:line)`, the path's last two parts."""
     path = "/".join(frame.path.split("/")[-2:])
     return f"{frame.function} ({path}:{frame.line})"
+
+
+@functools.lru_cache(maxsize=1024)  # the tables of an engine have some hundred tuples of places
+def _by_last_name(patterns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Return the places by their function's last name: of a frame, most of a table is far away."""
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern in patterns:
+        name = pattern.rpartition(":")[2].rpartition(".")[2]
+        found[name] = (*found.get(name, ()), pattern)
+    return found

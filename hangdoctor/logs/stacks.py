@@ -167,7 +167,7 @@ def rank_of(dump: Dump, engine: Engine, ranks: tuple[str, ...]) -> str:
     role = role_of(engine, dump.title) if dump.title else None
     if role is not None and role.is_rank:
         return rank_name(role, dump.title) or ""
-    scheduling = [frame for each in engine.roles if each.is_rank for frame in each.frames]
+    scheduling = tuple(frame for each in engine.roles if each.is_rank for frame in each.frames)
     if first_place(dump.frames, scheduling) is None:
         return ""
     # The title is not the rank's own yet, or nothing tells it: the stack is a rank's.
