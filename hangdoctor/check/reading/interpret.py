@@ -193,7 +193,7 @@ class _Interpreter:
         base = _State()
         for source in reversed(self.sources):
             self._module(source, base)
-        made = self._constructed_elsewhere()
+        made = frozenset().union(*(source.called for source in self.sources))
         for name, cls in self.classes.items():
             if name not in made and self._own(cls, "__init__"):
                 self._root(Fn(self._own(cls, "__init__"), cls.source, Inst(name)), "init", base)  # type: ignore[arg-type]
@@ -253,16 +253,6 @@ class _Interpreter:
         names.update(after.names)
         state.heap.update(after.heap)
         self.frames.pop()
-
-    def _constructed_elsewhere(self) -> set[str]:
-        found: set[str] = set()
-        for source in self.sources:
-            for node in ast.walk(source.tree):
-                if isinstance(node, ast.Call):
-                    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                    if name in self.classes:
-                        found.add(name)
-        return found
 
     def _root(self, fn: Fn, kind: Root, base: _State, *, keep: bool = False) -> None:
         node = fn.node

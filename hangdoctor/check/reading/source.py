@@ -7,6 +7,7 @@ LibCST, which keeps the former, takes seconds for a model file of three thousand
 from __future__ import annotations
 
 import ast
+import functools
 import warnings
 from collections import Counter
 from difflib import SequenceMatcher
@@ -60,6 +61,12 @@ class Source:
         self.new: frozenset[int] = frozenset()
         self.gone: tuple[Statement, ...] = ()
         self.moved_under: tuple[tuple[Statement, Statement], ...] = ()
+
+    @functools.cached_property
+    def called(self) -> frozenset[str]:
+        """Return the last names of all that is called anywhere in it."""
+        calls = (node.func for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return frozenset(getattr(func, "id", getattr(func, "attr", "")) for func in calls)
 
 
 def parse(text: str, name: str, module: str = "") -> Source:
