@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from command_line import run_here
 
 from hangdoctor import cli, engines
 from hangdoctor.collect import procfs
@@ -319,7 +320,7 @@ def test_what_follows_two_dashes_belongs_to_the_command(tmp_path):
     ],
 )
 def test_wrong_usage_is_one_line_with_a_hint_and_2(arguments):
-    assert_complaint(hangdoctor(*arguments), 2)
+    assert_complaint(run_here(*arguments), 2)
 
 
 # Exit codes and streams
@@ -627,7 +628,8 @@ def test_a_title_cannot_reach_the_terminal(program):
 
 
 def verdict_of(*arguments, **options):
-    done = hangdoctor("diagnose", *arguments, "--format=json", **options)
+    run = hangdoctor if options else run_here
+    done = run("diagnose", *arguments, "--format=json", **options)
     assert done.returncode in (0, 1, 3), done.stderr
     verdict = json.loads(done.stdout)
     return {key: verdict[key] for key in ("state", "phase", "culprits", "engine")}
@@ -651,9 +653,9 @@ def test_a_log_reads_the_same_with_any_line_ends_and_cut_anywhere(tmp_path):
 
 def test_stillness_that_is_suspicious_is_the_recordings_own_unless_it_is_given():
     assert verdict_of(HUNG)["state"] == "hung"
-    done = hangdoctor("diagnose", HUNG, "--stall-after=600", "--format=json")
+    done = run_here("diagnose", HUNG, "--stall-after=600", "--format=json")
     assert json.loads(done.stdout)["state"] == "starting", done.stderr
-    help_text = hangdoctor("diagnose", "--help").stdout
+    help_text = run_here("diagnose", "--help").stdout
     assert "A recording has its own" in " ".join(help_text.replace("\u2502", " ").split())
 
 
@@ -754,9 +756,9 @@ def test_a_log_that_is_rotated_is_followed(program, watcher, tmp_path):
 def test_a_log_that_tells_nothing_is_3(tmp_path, data, words):
     log = tmp_path / "log"
     log.write_bytes(data)
-    assert_complaint(hangdoctor("diagnose", log), 3, *words)
+    assert_complaint(run_here("diagnose", log), 3, *words)
     if data:
-        done = hangdoctor("diagnose", log, "--engine=sglang")
+        done = run_here("diagnose", log, "--engine=sglang")
         assert done.returncode == 3
         assert_harmless(done.stdout + done.stderr)
 
@@ -769,8 +771,8 @@ def test_a_pipe_that_nobody_writes_is_not_waited_for_without_end(tmp_path):
 
 @pytest.mark.parametrize("log", ["/dev/zero", "/dev/null", "/dev", "/no/such/log"])
 def test_what_is_no_log_is_an_error_with_a_hint(log):
-    assert_complaint(hangdoctor("diagnose", "--log", log, "--engine=sglang"), 2)
-    assert_complaint(hangdoctor("diagnose", HUNG, "--log", log), 2)
+    assert_complaint(run_here("diagnose", "--log", log, "--engine=sglang"), 2)
+    assert_complaint(run_here("diagnose", HUNG, "--log", log), 2)
 
 
 def test_a_log_line_cannot_reach_the_terminal(tmp_path):
@@ -821,10 +823,10 @@ def test_a_damaged_line_in_the_middle_is_named_with_the_command_that_drops_it(re
     lines = path.read_bytes().split(b"\n")
     lines[4] = b'{"at_s": \xff\x00'
     path.write_bytes(b"\n".join(lines))
-    done = hangdoctor("diagnose", recording)
+    done = run_here("diagnose", recording)
     assert_complaint(done, 2, "line 5 is damaged", "sed -i 5d")
     subprocess.run(done.stderr.splitlines()[1].split(": ", 1)[1], shell=True, check=True)  # noqa: S602
-    assert hangdoctor("diagnose", recording).returncode == 1
+    assert run_here("diagnose", recording).returncode == 1
 
 
 def test_a_recorder_that_was_killed_in_its_last_line_left_a_good_recording(recording):
@@ -837,7 +839,7 @@ def test_what_a_cut_off_packed_recording_still_holds_can_be_had(recording):
     packed = recording / "snapshots.jsonl.gz"
     (recording / "snapshots.jsonl").unlink()
     packed.write_bytes((HUNG / packed.name).read_bytes()[:-1000])
-    done = hangdoctor("diagnose", recording)
+    done = run_here("diagnose", recording)
     assert_complaint(done, 2, "zcat")
     hint = done.stderr.splitlines()[1].split(": ", 1)[1]
     subprocess.run(hint, shell=True, check=False, stderr=subprocess.DEVNULL)  # noqa: S602
@@ -857,24 +859,24 @@ def test_what_a_cut_off_packed_recording_still_holds_can_be_had(recording):
 )
 def test_a_header_that_is_damaged_or_newer_is_2(recording, header, words):
     (recording / "recording.json").write_bytes(header)
-    assert_complaint(hangdoctor("diagnose", recording), 2, words)
+    assert_complaint(run_here("diagnose", recording), 2, words)
 
 
 def test_a_directory_that_is_no_recording_is_2(tmp_path):
-    assert_complaint(hangdoctor("diagnose", tmp_path), 2, "is not a recording")
+    assert_complaint(run_here("diagnose", tmp_path), 2, "is not a recording")
 
 
 def test_a_recording_without_anything_in_it_is_3(recording):
     for name in ("snapshots.jsonl", "server.log"):
         (recording / name).unlink()
-    assert_complaint(hangdoctor("diagnose", recording), 3, "neither a snapshot nor a log")
+    assert_complaint(run_here("diagnose", recording), 3, "neither a snapshot nor a log")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_recording_whose_log_is_no_file_is_2(recording, make):
     (recording / "server.log").unlink()
     make(recording / "server.log")
-    assert_complaint(hangdoctor("diagnose", recording), 2, "cannot read the log")
+    assert_complaint(run_here("diagnose", recording), 2, "cannot read the log")
 
 
 def test_a_recording_is_never_written_over(program, recording, tmp_path):

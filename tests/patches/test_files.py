@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from command_line import run_here
 from models import STOCK
 
 from hangdoctor.patches import COMPANION, PATCHES
@@ -26,10 +27,7 @@ def model(tmp_path):
 
 
 def patch(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "hangdoctor", "patch", *map(str, arguments)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return run_here("patch", *arguments)
 
 
 def folder(path):
