@@ -21,6 +21,12 @@ PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE_S = 60  # until a program must have spoken: ends a test that hangs, and times nothing
 
 
+def pytest_configure():
+    """Take Ctrl-C back where a shell's `&` or nohup left it ignored: the programs inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Program:
     """A running program of tests/programs, and what it has said."""
 
