@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -37,6 +38,13 @@ def truth_of(name):
     return msgspec.toml.decode((CASES / name / "cause.toml").read_bytes())
 
 
+@functools.cache
+def case(name):
+    """Return a recording and its verdict: most tests set one beside what became of it."""
+    recording = load(CASES / name)
+    return recording, verdict(recording)
+
+
 def verdict(recording):
     return diagnose(derive(recording, SGLANG), SGLANG)
 
@@ -59,7 +67,7 @@ def still_for(recording, name, factor=1.0):
 
 @pytest.mark.parametrize("name", HUNG)
 def test_a_stalled_launch_gets_its_phase_its_culprit_and_hung_only_after_long_enough(name):
-    recording, truth = load(CASES / name), truth_of(name)
+    recording, truth = case(name)[0], truth_of(name)
     check(
         recording,
         phase=truth["phase"],
@@ -70,13 +78,13 @@ def test_a_stalled_launch_gets_its_phase_its_culprit_and_hung_only_after_long_en
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_start_is_ready_with_nobody_to_blame(name):
-    found = verdict(load(CASES / name))
+    _, found = case(name)
     assert (found.state, found.phase, found.culprits) == ("ready", "ready", ())
 
 
 @pytest.mark.parametrize("name", DEAD)
 def test_a_launch_whose_rank_died_is_dead_at_once(name):
-    found, truth = verdict(load(CASES / name)), truth_of(name)
+    (_, found), truth = case(name), truth_of(name)
     assert (found.state, found.phase) == ("dead", truth["phase"])
     assert list(found.culprits) == truth["culprits"]
 
@@ -84,7 +92,7 @@ def test_a_launch_whose_rank_died_is_dead_at_once(name):
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_launch_is_called_hung_before_it_hangs(name, factor, tmp_path):
-    recording = transform.scale_time(load(CASES / name), factor, tmp_path)
+    recording = transform.scale_time(case(name)[0], factor, tmp_path)
     stalled_since_s = factor * truth_of(name).get("stalled_since_s", 1e9)
     facts = begin(recording.header, SGLANG)
     for snapshot, blocks in recording.steps():
@@ -98,7 +106,7 @@ def test_no_launch_is_called_hung_before_it_hangs(name, factor, tmp_path):
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_start_that_is_met_at_any_moment_is_never_called_hung(name):
-    recording = load(CASES / name)
+    recording = case(name)[0]
     for begun in range(0, len(recording.snapshots), 20):
         late = msgspec.structs.replace(recording, snapshots=recording.snapshots[begun:])
         facts = begin(late.header, SGLANG)
@@ -112,7 +120,7 @@ def test_a_good_start_that_is_met_at_any_moment_is_never_called_hung(name):
 @pytest.mark.parametrize("name", HUNG)
 def test_the_culprit_follows_the_ranks_names(name, tmp_path):
     other = {"TP0": "TP1", "TP1": "TP0"}
-    recording = transform.permute_ranks(load(CASES / name), other, tmp_path)
+    recording = transform.permute_ranks(case(name)[0], other, tmp_path)
     truth = truth_of(name)
     check(
         recording,
@@ -127,7 +135,7 @@ def test_seven_waiting_ranks_blame_the_same_one(name, tmp_path):
     truth = truth_of(name)
     waiting = next(rank for rank in ("TP0", "TP1") if rank not in truth["culprits"])
     copies = [f"TP{index}" for index in range(2, 8)]
-    recording = transform.multiply_rank(load(CASES / name), waiting, copies, tmp_path)
+    recording = transform.multiply_rank(case(name)[0], waiting, copies, tmp_path)
     found = check(
         recording,
         phase=truth["phase"],
@@ -139,7 +147,7 @@ def test_seven_waiting_ranks_blame_the_same_one(name, tmp_path):
 
 @pytest.mark.parametrize("name", HUNG)
 def test_the_verdict_rests_on_no_name_of_the_fault(name, tmp_path):
-    recording, truth = transform.rename_fault(load(CASES / name), tmp_path), truth_of(name)
+    recording, truth = transform.rename_fault(case(name)[0], tmp_path), truth_of(name)
     check(
         recording,
         phase=truth["phase"],
@@ -150,7 +158,7 @@ def test_the_verdict_rests_on_no_name_of_the_fault(name, tmp_path):
 
 @pytest.mark.parametrize("name", HUNG)
 def test_three_times_as_slow_gets_the_same_phase_and_culprit(name, tmp_path):
-    recording, truth = transform.scale_time(load(CASES / name), 3.0, tmp_path), truth_of(name)
+    recording, truth = transform.scale_time(case(name)[0], 3.0, tmp_path), truth_of(name)
     check(
         recording,
         phase=truth["phase"],
@@ -162,16 +170,13 @@ def test_three_times_as_slow_gets_the_same_phase_and_culprit(name, tmp_path):
 @pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_section_less_makes_no_verdict_surer(name, section):
-    recording = load(CASES / name)
-    transform.assert_no_surer(
-        verdict(transform.drop_section(recording, section)), verdict(recording), section
-    )
+    recording, full = case(name)
+    transform.assert_no_surer(verdict(transform.drop_section(recording, section)), full, section)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_snapshot_less_makes_no_verdict_surer(name):
-    recording = load(CASES / name)
-    full = verdict(recording)
+    recording, full = case(name)
     count = len(recording.snapshots)
     if name in DEAD:
         count -= 1  # the watching ended with the look that saw the death: without it, nobody died
@@ -181,8 +186,7 @@ def test_a_snapshot_less_makes_no_verdict_surer(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_log_without_its_head_makes_no_verdict_surer(name, tmp_path):
-    recording = load(CASES / name)
-    full = verdict(recording)
+    recording, full = case(name)
     size = recording.log_path.stat().st_size
     for part in (0.1, 0.5, 0.9, 1.0):
         cut = transform.cut_log_head(recording, int(size * part), tmp_path / str(part))
