@@ -39,7 +39,7 @@ def matches(frame: Frame, pattern: str) -> bool:
 
 def matches_any(frame: Frame, patterns: tuple[str, ...]) -> bool:
     """Tell whether a frame is at one of the places."""
-    near = _by_last_name(patterns).get(frame.function.rpartition(".")[2])
+    near = _by_last_name(patterns).get(_last_name(frame))
     return near is not None and any(matches(frame, pattern) for pattern in near)
 
 
@@ -105,8 +105,10 @@ def find_wait(frames: Sequence[Frame], waits: Sequence[Wait]) -> tuple[Wait, int
     The innermost match decides, since a wait inside another is what really holds the thread (a
     compiler that is run from within an all-reduce); at the same frame the first in the list.
     """
-    for index, frame in enumerate(frames[:DEPTH]):
-        for wait in waits:
+    names = {_last_name(frame) for frame in frames[:DEPTH]}
+    near = [wait for wait in waits if not names.isdisjoint(_by_last_name(wait.frames))]
+    for index, frame in enumerate(frames[:DEPTH] if near else ()):
+        for wait in near:
             if matches_any(frame, wait.frames) and (
                 not wait.under or first_place(frames[index:], wait.under) is not None
             ):
@@ -126,6 +128,10 @@ def place(frame: Frame) -> str:
     """Return a frame as people write it: `function (path:line)`, the path's last two parts."""
     path = "/".join(frame.path.split("/")[-2:])
     return f"{frame.function} ({path}:{frame.line})"
+
+
+def _last_name(frame: Frame) -> str:
+    return frame.function.rpartition(".")[2]
 
 
 @functools.lru_cache(maxsize=1024)  # the tables of an engine have some hundred tuples of places
