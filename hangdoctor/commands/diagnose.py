@@ -28,7 +28,6 @@ from hangdoctor.commands.sources import (
 from hangdoctor.diagnose import diagnose as judge
 from hangdoctor.errors import EvidenceError, UsageError
 from hangdoctor.facts import begin, derive, see_dumps, step
-from hangdoctor.live import Live
 from hangdoctor.logs.timeline import detect_engine
 from hangdoctor.model import Header, LogPosition, Snapshot
 from hangdoctor.recording import (
@@ -170,6 +169,8 @@ def _from_launch(
     recorder: FlightRecorder | None,
 ) -> tuple[Facts, Engine, bool]:
     """Look at a launch; return what was seen, and whether a Ctrl-C ended the look."""
+    from hangdoctor.live import Live  # 40 ms that a recording and a log need not wait for
+
     launch, engine = find(pid, engine_name)
     log_source, log_name = log_of(launch, log)
     header = header_of(launch, engine, stall_after_s, log_name)

@@ -44,8 +44,6 @@ def sort_sources(sources: Sequence[str]) -> tuple[list[int], list[Path], list[st
     Raises:
         InputError: one of them is none of these.
     """
-    from hangdoctor.collect.flight_recorder import holds_dumps, looks_like_dump
-
     pids: list[int] = []
     directories: list[str] = []
     logs: list[str] = []
@@ -57,10 +55,11 @@ def sort_sources(sources: Sequence[str]) -> tuple[list[int], list[Path], list[st
             logs.append(source)
         elif there or "/" in source:
             if stat.S_ISDIR(mode_of(path)):
-                of_dumps = not is_recording(path) and holds_dumps(source)
-                (dumps if of_dumps else directories).append(source)
+                (dumps if not is_recording(path) and _of_dumps(source) else directories).append(
+                    source
+                )
             else:
-                (dumps if looks_like_dump(source) else logs).append(source)
+                (dumps if _of_dumps(source) else logs).append(source)
         elif source.isascii() and source.isdecimal():
             pids.append(int(source))
         else:
@@ -69,6 +68,13 @@ def sort_sources(sources: Sequence[str]) -> tuple[list[int], list[Path], list[st
                 hint="hangdoctor diagnose [PID | DIRECTORY | LOG]",
             )
     return pids, list(map(Path, directories)), logs, dumps
+
+
+def _of_dumps(path: str) -> bool:
+    # Brings all collectors with it: 40 ms that a recording need not wait for.
+    from hangdoctor.collect.flight_recorder import holds_dumps, looks_like_dump
+
+    return holds_dumps(path) or looks_like_dump(path)
 
 
 def read_dumps(paths: Sequence[str]) -> FlightRecorder:
