@@ -37,7 +37,7 @@ def matches(frame: Frame, pattern: str) -> bool:
     return not frame.path.startswith("/") and path.endswith("/" + frame.path)
 
 
-def matches_any(frame: Frame, patterns: tuple[str, ...]) -> bool:
+def is_at_any(frame: Frame, patterns: tuple[str, ...]) -> bool:
     """Tell whether a frame is at one of the places."""
     near = _by_last_name(patterns).get(_last_name(frame))
     return near is not None and any(matches(frame, pattern) for pattern in near)
@@ -109,7 +109,7 @@ def find_wait(frames: Sequence[Frame], waits: Sequence[Wait]) -> tuple[Wait, int
     near = [wait for wait in waits if not names.isdisjoint(_by_last_name(wait.frames))]
     for index, frame in enumerate(frames[:DEPTH] if near else ()):
         for wait in near:
-            if matches_any(frame, wait.frames) and (
+            if is_at_any(frame, wait.frames) and (
                 not wait.under or first_place(frames[index:], wait.under) is not None
             ):
                 return wait, index
@@ -119,7 +119,7 @@ def find_wait(frames: Sequence[Frame], waits: Sequence[Wait]) -> tuple[Wait, int
 def first_place(frames: Sequence[Frame], patterns: tuple[str, ...]) -> int | None:
     """Return the index of the innermost frame at one of the places."""
     for index, frame in enumerate(frames):
-        if matches_any(frame, patterns):
+        if is_at_any(frame, patterns):
             return index
     return None
 

@@ -12,8 +12,9 @@ import pytest
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts import begin, derive, step
+from hangdoctor.frames import is_at_any, matches
 from hangdoctor.logs.timeline import phase_durations
-from hangdoctor.model import SECTIONS
+from hangdoctor.model import SECTIONS, ProcessStacks, Stacks
 from hangdoctor.recording import load
 
 CASES = Path(__file__).parent / "recordings"
@@ -191,6 +192,28 @@ def test_a_log_without_its_head_makes_no_verdict_surer(name, tmp_path):
     for part in (0.1, 0.5, 0.9, 1.0):
         cut = transform.cut_log_head(recording, int(size * part), tmp_path / str(part))
         transform.assert_no_surer(verdict(cut), full, part)
+
+
+def test_a_frame_is_at_one_of_some_places_where_it_matches_one():
+    frames = {
+        frame
+        for name in NAMES
+        for snapshot in case(name)[0].snapshots
+        if isinstance(snapshot.stacks, Stacks)
+        for stacks in snapshot.stacks.by_pid.values()
+        if isinstance(stacks, ProcessStacks)
+        for thread in stacks.threads
+        for frame in thread.frames
+    }
+    tables = {wait.frames for wait in SGLANG.waits} | {phase.frames for phase in SGLANG.phases}
+    at = [(frame, table) for frame in frames for table in tables if is_at_any(frame, table)]
+    assert len({table for _, table in at}) > 5
+    assert at == [
+        (frame, table)
+        for frame in frames
+        for table in tables
+        if any(matches(frame, place) for place in table)
+    ]
 
 
 def test_what_is_normal_here_replaces_what_is_normal_anywhere():
