@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
-import pytest
 import sglang_lab
 from sglang_patches import RELATIVE_PATH
 
@@ -112,16 +112,18 @@ def test_a_rank_that_blocks_in_io_is_named_and_one_that_is_stopped_or_killed_aft
     assert "TP1 was killed by SIGKILL" in verdict["title"]
 
 
-@pytest.mark.parametrize("variant", ["weights-stalled", "weights-stalled-read"])
-def test_a_shard_that_never_delivers_is_a_stall_in_the_weights_without_a_culprit(lab, variant):
-    launched = lab.launch(variant)
-    code, verdict = watch(launched)
-    assert (code, verdict["state"], verdict["phase"]) == (1, "hung", "weights")
-    assert verdict["culprits"] == []
-    assert {rank["rank"]: rank["phase"] for rank in verdict["ranks"]} == {
-        "TP0": "weights",
-        "TP1": "weights",
-    }
+def test_a_shard_that_never_delivers_is_a_stall_in_the_weights_without_a_culprit(lab):
+    launches = [lab.launch(variant) for variant in ("weights-stalled", "weights-stalled-read")]
+    with ThreadPoolExecutor(len(launches)) as pool:  # each does nothing but wait for half its time
+        ends = list(pool.map(watch, launches))
+    for launched, (code, verdict) in zip(launches, ends, strict=True):
+        told = (code, verdict["state"], verdict["phase"])
+        assert told == (1, "hung", "weights"), launched.command
+        assert verdict["culprits"] == []
+        assert {rank["rank"]: rank["phase"] for rank in verdict["ranks"]} == {
+            "TP0": "weights",
+            "TP1": "weights",
+        }
 
 
 def test_a_second_node_that_does_not_come_blames_no_rank_of_this_one(lab):
