@@ -15,7 +15,10 @@ import msgspec
 
 from hangdoctor.collect import Observer
 from hangdoctor.collect.installation import find_installation
-from hangdoctor.facts import Facts, begin, hear, loaders, model_of, next_looks, step
+from hangdoctor.facts import Facts, loaders, model_of
+from hangdoctor.facts.fold import begin, step
+from hangdoctor.facts.log_news import hear
+from hangdoctor.facts.looks import next_looks
 from hangdoctor.logs.follow import Listener
 from hangdoctor.model import (
     FlightRecorder,

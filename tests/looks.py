@@ -8,7 +8,7 @@ import time
 from hangdoctor import engines
 from hangdoctor.collect import procfs
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, step
+from hangdoctor.facts.fold import begin, step
 from hangdoctor.model import Header
 
 SGLANG = engines.load("sglang")

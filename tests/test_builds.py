@@ -19,7 +19,8 @@ from looks import Watch, child_of, has_used, told_by
 from hangdoctor import engines
 from hangdoctor.collect import Observer, procfs
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, derive, next_looks, step
+from hangdoctor.facts.fold import begin, derive, step
+from hangdoctor.facts.looks import next_looks
 from hangdoctor.model import CacheDirectory, Caches
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -10,7 +10,7 @@ import pytest
 from hangdoctor import engines
 from hangdoctor.counts import counts
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import derive
+from hangdoctor.facts.fold import derive
 from hangdoctor.recording import bare_log
 from hangdoctor.render.json import document
 

@@ -20,7 +20,7 @@ from hangdoctor import engines
 from hangdoctor.collect import Observer, exits, host, procfs
 from hangdoctor.collect.look import Look
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, derive, step
+from hangdoctor.facts.fold import begin, derive, step
 from hangdoctor.model import Header, Host, KernelMessage, Missing
 
 sys.path.insert(0, str(Path(__file__).parent))

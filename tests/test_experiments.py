@@ -13,7 +13,7 @@ import pytest
 
 from hangdoctor import engines, experiments
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import derive
+from hangdoctor.facts.fold import derive
 from hangdoctor.model import FileLock, HeldFile, Weights
 from hangdoctor.recording import load
 from hangdoctor.render.json import document

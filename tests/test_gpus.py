@@ -11,7 +11,7 @@ from scenarios import Does, good_log, launch
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import derive
+from hangdoctor.facts.fold import derive
 from hangdoctor.gpus import cards_of, moves_data_of, see_card
 from hangdoctor.model import Gpu, GpuProcess, Missing
 from hangdoctor.render.text import to_text

@@ -16,7 +16,7 @@ from hangdoctor import engines, known_issues
 from hangdoctor.commands.explain import explain
 from hangdoctor.diagnose import diagnose
 from hangdoctor.engines import needle
-from hangdoctor.facts import begin, derive, step
+from hangdoctor.facts.fold import begin, derive, step
 from hangdoctor.frames import matches
 from hangdoctor.model import Frame, Installation
 from hangdoctor.recording import bare_log, load

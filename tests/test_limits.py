@@ -11,7 +11,7 @@ import pytest
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, derive, step
+from hangdoctor.facts.fold import begin, derive, step
 from hangdoctor.limits import countdown_words, countdowns
 from hangdoctor.model import Installation, LogSource
 from hangdoctor.render.json import document

@@ -11,7 +11,7 @@ import pytest
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import derive
+from hangdoctor.facts.fold import derive
 from hangdoctor.logs.timeline import detect_engine
 from hangdoctor.recording import bare_log
 

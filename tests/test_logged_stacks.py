@@ -9,7 +9,7 @@ from logged import FAULT, OPENS, REDUCES, SAYS, dump
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import derive
+from hangdoctor.facts.fold import derive
 from hangdoctor.recording import bare_log
 
 SAMPLES = Path(__file__).parents[1] / "sample_logs"

@@ -20,7 +20,7 @@ from hangdoctor import engines
 from hangdoctor.busy import Busy, find_loop, is_runaway
 from hangdoctor.collect import Observer
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, derive, step
+from hangdoctor.facts.fold import begin, derive, step
 from hangdoctor.model import OpenFile
 from hangdoctor.recording import load
 from hangdoctor.rules.loops import loop_words

@@ -10,7 +10,8 @@ import pytest
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, derive, next_looks, step
+from hangdoctor.facts.fold import begin, derive, step
+from hangdoctor.facts.looks import next_looks
 from hangdoctor.model import Missing, NcclCommunicator, NcclRank, NcclRas
 from hangdoctor.recording import load
 

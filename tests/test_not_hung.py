@@ -15,7 +15,7 @@ import pytest
 from hangdoctor import engines
 from hangdoctor.commands.talk import Talk
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, step
+from hangdoctor.facts.fold import begin, step
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios as told  # test material beside the tests

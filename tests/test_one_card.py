@@ -13,7 +13,7 @@ import pytest
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, step
+from hangdoctor.facts.fold import begin, step
 from hangdoctor.recording import load
 
 CASES = Path(__file__).parent / "recordings" / "one_card"

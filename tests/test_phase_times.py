@@ -10,7 +10,7 @@ import msgspec
 from hangdoctor import engines
 from hangdoctor.commands.sources import longest_phases
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import derive, step
+from hangdoctor.facts.fold import derive, step
 from hangdoctor.recording import bare_log
 from hangdoctor.render.json import document
 from hangdoctor.render.text import to_text

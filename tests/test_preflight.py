@@ -26,7 +26,7 @@ from hangdoctor import engines
 from hangdoctor.collect import procfs, rights
 from hangdoctor.collect.rights import Answers, Dumps, Place, Rights
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import derive
+from hangdoctor.facts.fold import derive
 from hangdoctor.model import Gpu, GpuProcess, Gpus, Missing, Processes, Stacks
 from hangdoctor.preflight import JUDGED, Target, container, judge
 from hangdoctor.recording import load

@@ -27,7 +27,7 @@ from rich.console import Console
 from hangdoctor import engines
 from hangdoctor.cli import app
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import derive
+from hangdoctor.facts.fold import derive
 from hangdoctor.recording import load
 from hangdoctor.render.live import view
 

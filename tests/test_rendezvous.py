@@ -10,7 +10,7 @@ import pytest
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import derive
+from hangdoctor.facts.fold import derive
 from hangdoctor.model import ProcessWaits, ThreadWait, WaitObject, Waits
 
 sys.path.insert(0, str(Path(__file__).parent))

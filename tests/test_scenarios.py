@@ -11,7 +11,7 @@ import pytest
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, derive, step
+from hangdoctor.facts.fold import begin, derive, step
 from hangdoctor.findings import weakest
 from hangdoctor.frames import call_path, shape
 from hangdoctor.model import SECTIONS, FileLock, Frame, Holder, Missing, Stacks

@@ -11,7 +11,7 @@ import pytest
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, derive, step
+from hangdoctor.facts.fold import begin, derive, step
 from hangdoctor.frames import is_at_any, matches
 from hangdoctor.logs.timeline import phase_durations
 from hangdoctor.model import SECTIONS, ProcessStacks, Stacks

@@ -14,7 +14,7 @@ from hangdoctor.demo.plan import compare, make_plan
 from hangdoctor.demo.play import play
 from hangdoctor.diagnose import diagnose
 from hangdoctor.errors import HangdoctorError, UsageError
-from hangdoctor.facts import derive
+from hangdoctor.facts.fold import derive
 from hangdoctor.rules.case import HUNG_FACTOR
 from hangdoctor.streams import say
 

@@ -27,7 +27,7 @@ from hangdoctor.commands.sources import (
 )
 from hangdoctor.diagnose import diagnose as judge
 from hangdoctor.errors import EvidenceError, UsageError
-from hangdoctor.facts import begin, derive, see_dumps, step
+from hangdoctor.facts.fold import begin, derive, see_dumps, step
 from hangdoctor.logs.timeline import detect_engine
 from hangdoctor.model import Header, LogPosition, Snapshot
 from hangdoctor.recording import (

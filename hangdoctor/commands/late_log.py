@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor.engines import rank_name, role_of
-from hangdoctor.facts import derive
+from hangdoctor.facts.fold import derive
 from hangdoctor.logs.parse import ParserState, parse
 from hangdoctor.model import LogPosition, LogSource, Processes, Snapshot
 from hangdoctor.recording import (

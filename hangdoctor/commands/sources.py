@@ -170,7 +170,7 @@ def longest_phases(good: Sequence[Path], engine_name: str | None) -> dict[str, f
     Raises:
         InputError: one cannot be read, or does not end ready.
     """
-    from hangdoctor.facts import derive
+    from hangdoctor.facts.fold import derive
 
     longest: dict[str, float] = {}
     for named in good:

@@ -16,7 +16,8 @@ from rich.console import Group
 from rich.text import Text
 
 from hangdoctor.engines import Phase, load
-from hangdoctor.facts import MOVING_S, stamp_age_s
+from hangdoctor.facts import stamp_age_s
+from hangdoctor.facts.rank_view import MOVING_S
 from hangdoctor.frames import place
 from hangdoctor.launches import ranges
 from hangdoctor.model import Gpu, Missing, Struct

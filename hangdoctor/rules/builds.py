@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from hangdoctor.caches import runs_code
 from hangdoctor.engines import is_compiler_pool
-from hangdoctor.facts import HELP_FACTOR, WORK_PCT, runs_code
+from hangdoctor.facts.lineage import HELP_FACTOR, WORK_PCT
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.frames import place
 from hangdoctor.rules.case import evidence

@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor.engines import Engine, Phase, matches_any
-from hangdoctor.facts import (
-    Facts,
-    RankFacts,
-    launch_still_s,
-    log_still_s,
-    phase_index,
-    raised_phase,
-    stamp_age_s,
-)
+from hangdoctor.facts import Facts, RankFacts, launch_still_s, log_still_s, phase_index, stamp_age_s
+from hangdoctor.facts.phases import raised_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
 from hangdoctor.frames import place
 from hangdoctor.loads import patience_s, stalls

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangdoctor.facts import memory_uses
 from hangdoctor.findings import Evidence, Finding
+from hangdoctor.host_memory import memory_uses
 from hangdoctor.rules.deaths import NEARLY_FULL
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import msgspec
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, step
+from hangdoctor.facts.fold import begin, step
 from hangdoctor.model import (
     Frame,
     Header,

@@ -25,7 +25,7 @@ from hangdoctor.collect.look import Look
 from hangdoctor.collect.worker import ask_once
 from hangdoctor.collectives import compare
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, see_dumps
+from hangdoctor.facts.fold import begin, see_dumps
 from hangdoctor.model import FlightRecorder, FlightRecorderDump, Header, Missing
 
 HERE = Path(__file__).parent

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts import begin, derive, step
+from hangdoctor.facts.fold import begin, derive, step
 from hangdoctor.recording import load
 from hangdoctor.render.live import view
 
