@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hangdoctor.check.model import Cell, Difference, NotChecked, Place, Same
 from hangdoctor.check.reading import vocabulary as words
-from hangdoctor.check.reading.interpret import (
-    RANKS,
-    Event,
-    Guard,
-    Reached,
-    Scenario,
-    TooLargeError,
-    follow,
-)
+from hangdoctor.check.reading.events import Event, Guard, Reached
+from hangdoctor.check.reading.following import follow
+from hangdoctor.check.reading.following.walk import TooLargeError
+from hangdoctor.check.reading.scenario import RANKS, Scenario
 from hangdoctor.check.reading.source import Source, head
 from hangdoctor.check.reading.values import (
     Alt,

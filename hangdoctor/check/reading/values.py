@@ -18,6 +18,8 @@ Labels = frozenset[str]
 "rank-variable" for a rank that only some launchers put into the environment."""
 
 NO_LABELS: Labels = frozenset()
+CONTENT: Labels = frozenset({"content"})
+"""It depends on what an unknown list holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,15 @@ def _join(op: Literal["and", "or"], parts: tuple[Cond, ...]) -> Cond:
     return Cond(op, key=key, parts=tuple(left), labels=frozenset(labels))
 
 
+def split(cond: Cond, yes: Cond, no: Cond) -> Cond:
+    """Return what holds where one condition holds by `cond`, another where not."""
+    if yes.op == "const" and no.op == "const":
+        if yes.value == no.value:
+            return const(yes.value, yes.labels | no.labels | cond.labels)
+        return cond if yes.value else negate(cond)
+    return either([both([cond, yes]), both([negate(cond), no])])
+
+
 def key_of(cond: Cond) -> str:
     """Return a condition as text that is the same for the same condition."""
     return cond.key
@@ -236,6 +247,25 @@ def assume(cond: Cond, holds: bool, path: dict[str, bool]) -> None:  # noqa: FBT
             assume(part, holds, path)
 
 
+def alternative(cond: Cond, yes: Value, no: Value) -> Value:
+    """Return one value where a condition holds, another where not, as simply as it can be said."""
+    if yes == no:
+        return yes
+    if isinstance(yes, Const) and isinstance(no, Const) and cond.op != "const":
+        if yes.value is True and no.value is False:
+            return Truth(cond)
+        if yes.value is False and no.value is True:
+            return Truth(negate(cond))
+    if _depth(yes) + _depth(no) > 12:
+        labels = labels_of(yes) | labels_of(no) | cond.labels
+        return Sym(f"one of many by {key_of(cond)[:80]}", name_of(yes), labels)
+    return Alt(cond, yes, no)
+
+
+def _depth(value: Value) -> int:
+    return 1 + _depth(value.yes) + _depth(value.no) if isinstance(value, Alt) else 0
+
+
 def labels_of(value: Value) -> Labels:
     """Return what a value depends on."""
     if isinstance(value, Const | Sym):
@@ -248,6 +278,22 @@ def labels_of(value: Value) -> Labels:
     if isinstance(value, Alt):
         return value.cond.labels | labels_of(value.yes) | labels_of(value.no)
     return frozenset({"mode"}) if isinstance(value, Mode) else NO_LABELS
+
+
+def ranked(labels: Labels) -> Labels:
+    """Return those of the labels that say whose rank it depends on."""
+    return frozenset(label for label in labels if label.startswith("rank:"))
+
+
+def holder_of(owner: Value) -> str:
+    """Return the name under which a value's attributes are kept."""
+    if isinstance(owner, Inst):
+        return owner.name
+    if isinstance(owner, Cls):
+        return owner.node.name
+    if isinstance(owner, Alt):
+        return holder_of(owner.yes) if owner.yes != NONE else holder_of(owner.no)
+    return text_of(owner)
 
 
 def name_of(value: Value) -> str:

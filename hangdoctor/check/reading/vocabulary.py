@@ -57,6 +57,11 @@ _FIRST_RANK = re.compile(
 )
 _LAST_RANK = re.compile(r"is_(the_)?last_rank$")
 
+_SOMEBODYS_RANK = re.compile(
+    r"_*(src|dst|root|target|owner|dump|main|writer|leader|peer|first|last|other|next|prev|source|"
+    r"save|master)_rank"
+)
+
 _VARIES = re.compile(
     r"^(os\.(path\.(exists|isfile|isdir|getsize|getmtime|lexists)|access|listdir|scandir|stat|"
     r"statvfs|getpid|getppid|urandom|getloadavg|cpu_count|sched_getaffinity|uname)|"
@@ -161,6 +166,10 @@ TENSORS = frozenset(
         "hidden", "aux_hidden_states", "hs", "h", "output", "out_cache_loc", "seq_lens",
     }
 )  # fmt: skip
+TAKES_NO_TUPLE = frozenset({"logits_processor", "norm", "lm_head", "layer"})
+"""They take a tensor where a patch may give the tuple that a layer returns."""
+NO_TENSOR_RESULT = frozenset({"split", "chunk", "unbind", "topk", "sort", "aminmax", "tolist"})
+"""Methods of tensors that return something else."""
 NO_TENSOR = frozenset(
     {
         "shape", "dtype", "device", "ndim", "is_cuda", "layout", "requires_grad", "size", "dim",
@@ -273,6 +282,15 @@ def rank_of(name: str) -> tuple[Group, str] | None:
     return (group, how)
 
 
+def is_somebodys_rank(tail: str) -> bool:
+    """Tell whether a name means some rank's number, not the own one.
+
+    >>> is_somebodys_rank("src_rank"), is_somebodys_rank("tp_rank")
+    (True, False)
+    """
+    return bool(_SOMEBODYS_RANK.match(tail))
+
+
 @lru_cache(maxsize=20_000)
 def varies(name: str) -> bool:
     """Tell whether the answer of a call may differ from rank to rank, other than by the rank."""
@@ -299,6 +317,19 @@ def compiling(name: str) -> bool:
     (True, False)
     """
     return bool(_COMPILING.search(last(name)))
+
+
+def reads_environment(name: str) -> bool:
+    """Tell whether a call reads a variable of the environment.
+
+    >>> reads_environment("os.getenv"), reads_environment("self.environment.get")
+    (True, False)
+    """
+    return name.startswith(("os.environ", "os.getenv", "sglang.srt.environ")) or last(name) in (
+        "get_bool_env_var",
+        "get_int_env_var",
+        "getenv",
+    )
 
 
 @lru_cache(maxsize=20_000)
