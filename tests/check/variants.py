@@ -373,6 +373,20 @@ INVASIVE = {
 
 HEALTHY = {
     "comment": {"loop": "# what the next layer gets"},
+    "class-defined-in-a-constructor": {
+        "init": """
+            class Kept:
+                def keep(self, states):
+                    self.states = states
+            self.kept = Kept()
+        """
+    },
+    "what-is-compared-comes-as-a-pair": {
+        "begin": "pair = (hidden_states, torch.Tensor)\nknown = isinstance(*pair)"
+    },
+    "numbers-without-end": {
+        "begin": "most = float(" + "9" * 400 + ")\nfor count in range(10**30):\n    most = count"
+    },
     "same-on-every-rank": {
         "end": """
             if get_tensor_model_parallel_world_size() > 1:

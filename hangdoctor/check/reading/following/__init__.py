@@ -82,7 +82,7 @@ def _read_module(walk: Walk, source: Source, state: State) -> None:
 def _construct(walk: Walk, base: State) -> None:
     """Make one object of each class that these files themselves do not make one of."""
     made = frozenset().union(*(source.called for source in walk.sources))
-    for name, cls in walk.classes.items():
+    for name, cls in tuple(walk.classes.items()):  # a constructor may define more
         init = own_method(cls.node, "__init__")
         if name not in made and init is not None:
             _begin_with(walk, Fn(init, cls.source, Inst(name)), "init", base, None)

@@ -77,7 +77,7 @@ def _hasattr(_walk: Walk, call: Call, state: State) -> Value | None:
 
 
 def _isinstance(_walk: Walk, call: Call, _state: State) -> Value | None:
-    if len(call.args) != 2:
+    if len(call.args) != 2 or len(call.node.args) != 2:
         return None
     return Truth(is_instance(call.args[0], call.node.args[1]))
 
@@ -97,7 +97,7 @@ def _convert(walk: Walk, call: Call, state: State) -> Value | None:
     if all(isinstance(one, Const) for one in args) and not call.keywords:
         try:
             return Const(_CONVERT[name](*(one.value for one in args)), labels)  # type: ignore[operator, union-attr]
-        except (TypeError, ValueError):
+        except (ArithmeticError, TypeError, ValueError):
             pass
     return Sym(f"{name}({', '.join(map(text_of, args))})", name_of(args[0]), labels, present=True)
 
@@ -130,7 +130,7 @@ def _range(_walk: Walk, call: Call, _state: State) -> Value | None:
             numbers = range(*(one.value for one in args))  # type: ignore[arg-type, union-attr]
         except (TypeError, ValueError):
             return None
-        if len(numbers) <= MOST_ITEMS:
+        if not numbers[MOST_ITEMS:]:  # it may have more than len() can tell
             items = tuple(Const(one, labels) for one in numbers)
             return Seq("list", len(items), len(items), items, labels)
         return Sym(key, "range", labels, made="range")
