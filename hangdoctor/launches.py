@@ -11,16 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hangdoctor.engines import Engine
-    from hangdoctor.logs.timeline import Timeline
 
 
 Sizes = dict[str, int]
 """Numbers by the names of `Detect.sizes`; "dp_attention" is 1 where it is on."""
 
 
-def sizes_of(engine: Engine, command: str, timeline: Timeline) -> Sizes:
+def sizes_of(engine: Engine, command: str, logged: Sizes) -> Sizes:
     """Return the sizes that the command line gives, and for the rest what the log tells."""
-    found = dict(timeline.launch.sizes)
+    found = dict(logged)
     for key, patterns in engine.detect.sizes.items():
         for pattern in patterns:
             match = re.search(pattern, command)

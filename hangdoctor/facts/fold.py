@@ -234,7 +234,7 @@ def _conclude(facts: Facts, engine: Engine) -> Facts:
     """Compute what follows from everything together: sizes, and the view of each rank."""
     launcher = facts.launcher
     command = launcher.process.title if launcher else " ".join(facts.header.command)
-    sizes = sizes_of(engine, command, facts.timeline)
+    sizes = sizes_of(engine, command, facts.timeline.launch.sizes)
     cpu = (
         facts.cpu_launch or facts.timeline.launch.on_cpu or matches_any(engine.detect.cpu, command)
     )
