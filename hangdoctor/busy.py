@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from hangdoctor.blocked import describe_object, describe_watched
 from hangdoctor.calls import EPOLLS
 from hangdoctor.frames import python_frames
 from hangdoctor.model import Frame, Process, ProcessStacks, Struct, Thread
+from hangdoctor.waits import describe_object, describe_watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

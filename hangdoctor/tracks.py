@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hangdoctor.blocked import same_wait, waits_for_gil_holder
 from hangdoctor.busy import Busy, BusyStack, busy_threads, is_runaway, see_busy_stacks
 from hangdoctor.frames import find_wait, main_thread, python_frames, same_shape, shape
 from hangdoctor.model import (
@@ -26,6 +25,7 @@ from hangdoctor.model import (
     ThreadWait,
 )
 from hangdoctor.units import rate
+from hangdoctor.waits import same_wait
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -397,6 +397,19 @@ def _holder_waits_on(track: Track, waits: ProcessWaits) -> bool:
         and None not in (before.switches, now.switches)
         and same_wait(before, now)
     )
+
+
+def waits_for_gil_holder(track: Track, tid: int) -> bool:
+    """Tell whether a thread that waits for Python's lock can get it from its holder alone.
+
+    The holder was in its wait before the dump showed it as the holder, and still is; and the thread
+    was seen to wait for the lock after that wait had begun: before, it may have got it and have let
+    go of it again.
+    """
+    since_s = track.blocked_since.get(track.gil_tid) if track.gil_tid is not None else None
+    if since_s is None or track.stack_at_s is None or since_s >= track.stack_at_s:
+        return False
+    return track.gil_wait_at_s.get(tid, since_s) > since_s
 
 
 def on_storage(process: Process) -> str | None:

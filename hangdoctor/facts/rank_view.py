@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hangdoctor import tracks
-from hangdoctor.blocked import blocked_threads, describe_peek, lock_waits
+from hangdoctor.blocked import blocked_threads, lock_waits
 from hangdoctor.busy import Busy, Loop, find_loop
 from hangdoctor.facts import Facts, RankFacts, phase_index, stamp_age_s
 from hangdoctor.facts.file_locks import locks_of, may_poll, polls_per_s
@@ -17,6 +17,7 @@ from hangdoctor.facts.phases import phase_age_s, phase_by_log, phase_of_rank, re
 from hangdoctor.frames import call_path, find_wait, place
 from hangdoctor.gpus import cards_of
 from hangdoctor.model import Missing
+from hangdoctor.waits import describe_peek
 
 if TYPE_CHECKING:
     from hangdoctor.engines import Engine

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 import restricted
 
-from hangdoctor.blocked import only_target
 from hangdoctor.collect import procfs, sockets, waits
 from hangdoctor.collect.look import Look
 from hangdoctor.model import Missing, ProcessWaits, Waits
+from hangdoctor.waits import only_target
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hangdoctor.blocked import describe
 from hangdoctor.collect import procfs, waits, weights
 from hangdoctor.collect.look import Look
 from hangdoctor.model import Checkpoint, HeldFile, Missing
+from hangdoctor.waits import describe
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 SIZE = 4 << 20
