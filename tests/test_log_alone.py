@@ -211,6 +211,14 @@ def test_before_the_ranks_have_met_the_silence_of_all_but_the_first_blames_nobod
     assert any("on the first rank only" in need for need in stops.needs)
 
 
+def test_arguments_of_a_release_in_which_every_rank_prints_make_the_silent_one_the_suspect(
+    tmp_path,
+):
+    args = ARGS.format(tp=2, more=", sampling_defaults='model'")
+    found = verdict(log(args, f"TP0|{BEGIN}"), tmp_path)
+    assert (found.state, found.culprits) == ("unknown", ("TP1",))
+
+
 def test_the_first_rank_of_a_stage_that_is_behind_is_named_where_the_others_print_nothing(tmp_path):
     args = ARGS.format(tp=2, more=", pp_size=2")
     found = verdict(log(args, f"PP0 TP0|{BEGIN}", f"PP0 TP0|{ENDS}", f"PP1 TP0|{BEGIN}"), tmp_path)

@@ -282,6 +282,8 @@ class Detect(Table, frozen=True, kw_only=True):
         package: name of the Python package, to find the installation.
         log: patterns of lines that only this engine prints.
         cpu: patterns (command line or log) that show a launch without GPUs.
+        every_rank_prints: patterns of arguments that only releases after
+            `Engine.first_rank_prints_until` have.
         version, model: patterns of lines (or of the command line) whose first group is the
             engine's version, the model's path.
         sizes: patterns with a number: "tp", "pp", "dp", "nnodes", "node_rank", options in seconds;
@@ -294,6 +296,7 @@ class Detect(Table, frozen=True, kw_only=True):
     package: str
     log: tuple[str, ...]
     cpu: tuple[str, ...] = ()
+    every_rank_prints: tuple[str, ...] = ()
     version: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
     sizes: dict[str, tuple[str, ...]] = {}

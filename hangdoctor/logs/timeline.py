@@ -174,6 +174,7 @@ class Launch(msgspec.Struct, frozen=True):
         sizes: numbers by the names of `Detect.sizes`; "dp_attention" is 1 where it is on.
         on_cpu: it runs without GPUs.
         version: of the engine; model: path of the model; "" where it is not said.
+        every_rank_prints: its arguments are of a release in which every rank does.
         options: the known issues' patterns that its arguments match.
     """
 
@@ -181,6 +182,7 @@ class Launch(msgspec.Struct, frozen=True):
     on_cpu: bool | None = None
     version: str = ""
     model: str = ""
+    every_rank_prints: bool = False
     options: frozenset[str] = frozenset()
 
 
@@ -764,6 +766,7 @@ def _launch_facts(launch: Launch, detect: Detect, text: str) -> Launch:
         on_cpu=_found(detect.cpu, text),
         version=_first_group(detect.version, text) or launch.version,
         model=_first_group(detect.model, text) or launch.model,
+        every_rank_prints=launch.every_rank_prints or _found(detect.every_rank_prints, text),
     )
 
 

@@ -519,7 +519,9 @@ def only_first_rank_heard(case: Case) -> bool:
     """
     version = launched_version(case)
     last = case.engine.first_rank_prints_until
-    if version and release_numbers(version) > release_numbers(last):
+    if case.facts.timeline.launch.every_rank_prints or (
+        version and release_numbers(version) > release_numbers(last)
+    ):
         return False
     logs = case.facts.timeline.ranks
     heard = [rank.name for rank in case.facts.ranks if (log := logs.get(rank.name)) and log.lines]
