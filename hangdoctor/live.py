@@ -32,6 +32,7 @@ from hangdoctor.model import (
     Stacks,
 )
 from hangdoctor.recording import Recorder, Thinned, thin
+from hangdoctor.signals import raise_unheard
 from hangdoctor.target import role_patterns
 
 if TYPE_CHECKING:
@@ -135,10 +136,15 @@ class Live:
         return self._recorder.failed if self._recorder else None
 
     def looks(self) -> Iterator[Facts]:
-        """Look for ever, at most every interval; yield the facts after each look."""
+        """Look for ever, at most every interval; yield the facts after each look.
+
+        Raises:
+            KeyboardInterrupt: also for one that Python has swallowed since the last look.
+        """
         while True:
             due_s = time.monotonic() + self._interval_s
             yield self.look()
+            raise_unheard()
             time.sleep(max(0.0, due_s - time.monotonic()))
 
     def look(self) -> Facts:

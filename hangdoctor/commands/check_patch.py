@@ -12,11 +12,12 @@ from hangdoctor.check import environment, subjects
 from hangdoctor.check.model import ROWS, Check, Column, Depth, Differs, NotChecked
 from hangdoctor.check.reading import before_a_forward, read
 from hangdoctor.check.verdict import judge
-from hangdoctor.commands.interrupt import INTERRUPTED, ended_in_order
+from hangdoctor.commands.interrupt import INTERRUPTED
 from hangdoctor.commands.sources import as_file, engine_for
 from hangdoctor.commands.watch import folder_for
 from hangdoctor.errors import EvidenceError, InputError, UsageError
 from hangdoctor.render.check import to_json, to_text
+from hangdoctor.signals import ended_in_order
 from hangdoctor.streams import put, say
 
 if TYPE_CHECKING:

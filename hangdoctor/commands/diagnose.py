@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor import engines
-from hangdoctor.commands.interrupt import INTERRUPTED, ended_in_order, finish, nothing_seen
+from hangdoctor.commands.interrupt import INTERRUPTED, finish, nothing_seen
 from hangdoctor.commands.late_log import with_log
 from hangdoctor.commands.sources import (
     DETECT_BYTES,
@@ -35,6 +35,7 @@ from hangdoctor.recording import (
     load,
 )
 from hangdoctor.render import RENDERERS
+from hangdoctor.signals import ended_in_order
 from hangdoctor.streams import put, say
 
 if TYPE_CHECKING:

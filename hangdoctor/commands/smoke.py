@@ -14,7 +14,7 @@ import msgspec
 
 from hangdoctor import engines
 from hangdoctor.checks import Check
-from hangdoctor.commands.interrupt import INTERRUPTED, ended_in_order, nothing_seen
+from hangdoctor.commands.interrupt import INTERRUPTED, nothing_seen
 from hangdoctor.commands.sources import engine_for, longest_phases
 from hangdoctor.commands.talk import Lines, Talk
 from hangdoctor.commands.watch import folder_for, follow, header_of_command, screen_for
@@ -32,6 +32,7 @@ from hangdoctor.render.junit import check_of, checks_to_junit
 from hangdoctor.render.markdown import checks_to_markdown
 from hangdoctor.render.markup import WIDTH
 from hangdoctor.render.text import to_text
+from hangdoctor.signals import ended_in_order
 from hangdoctor.streams import put, say
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor import __version__
-from hangdoctor.commands.interrupt import INTERRUPTED, ended_in_order, finish, nothing_seen
+from hangdoctor.commands.interrupt import INTERRUPTED, finish, nothing_seen
 from hangdoctor.commands.sources import (
     engine_for,
     find,
@@ -32,6 +32,7 @@ from hangdoctor.recording import (
     is_recording,
 )
 from hangdoctor.render import RENDERERS
+from hangdoctor.signals import ended_in_order
 from hangdoctor.streams import put, say
 
 if TYPE_CHECKING:
