@@ -282,3 +282,118 @@ def test_a_traceback_behind_rays_prefix_is_read(tmp_path):
     text = "".join(f"(WorkerDict pid=2782, ip=10.1.4.2) {line}\n" for line in lines)
     found = verdict(text, tmp_path)
     assert (found.state, found.phase, found.culprits) == ("dead", "distributed-init", ("TP1",))
+
+
+FAULT = "Fatal Python error: Segmentation fault"
+TERMINATE = "terminate called after throwing an instance of 'std::system_error'"
+ROCM = "Memory access fault by GPU node-2 on address (nil). Reason: unknown"
+TRACED = ("Traceback (most recent call last):", '  File "/usr/lib/x.py", line 3, in f', "    f()")
+READY = "|The server is fired up and ready to roll!"
+CAPTURES = "Capture cuda graph begin. This can take up to several minutes. avail mem=9.00 GB"
+CAPTURE_RAISED = "Exception: Capture cuda graph failed: CUDA out of memory"
+POOL = "KV Cache is allocated. #tokens: 10716828, KV size: 68.99 GB"
+TWO = ARGS.format(tp=2, more="")
+GLOO = "attempt 1: Timed out waiting 5000ms for recv operation to complete, once more"
+
+
+def fault(*places):
+    """Return what faulthandler prints as a process ends, outermost frame last."""
+    yield from (FAULT, "", "Current thread 0x00007f0000000002 (most recent call first):")
+    yield from (f'  File "/usr/lib/{path}", line 10 in {function}' for path, function in places)
+    yield from ('  File "<string>", line 1 in <module>', "", "Extension modules: numpy (total: 1)")
+
+
+RANKS_OWN = tuple(
+    fault(
+        ("sglang/srt/model_loader/loader.py", "load_model"),
+        ("sglang/srt/managers/scheduler.py", "run_scheduler_process"),
+    )
+)
+HELPERS = tuple(fault(("torch/_inductor/compile_worker/__main__.py", "main")))
+
+
+@pytest.mark.parametrize(
+    "words", [(FAULT,), (TERMINATE,), (ROCM,), HELPERS], ids=("python", "c++", "rocm", "helper's")
+)
+def test_a_process_that_ends_is_not_the_launchs_end_where_the_launch_goes_on(words, tmp_path):
+    start = (TWO, f"TP0|{LOADS}", f"TP1|{LOADS}")
+    later = verdict(log(*start, *words, f"TP0|{POOL}", f"TP1|{POOL}"), tmp_path)
+    assert (later.state, later.culprits) == ("unknown", ())
+    assert f"a process ended, perhaps a helper: {words[0]}" in later.title
+    assert verdict(log(*start, *words, f"TP0|{SHARDS}", SHARDS), tmp_path).state == "unknown"
+    assert verdict(log(*start, *words, READY), tmp_path).state == "ready"
+    served = verdict(log(*start, READY, *words, f"TP0|{BATCH}"), tmp_path)
+    assert served.state == "ready"
+    tail = verdict(log(f"TP0|{BATCH}", *words, f"TP0|{BATCH}"), tmp_path)
+    assert tail.state == "unknown"
+
+
+def test_the_stack_of_a_fault_tells_a_rank_from_a_helper(tmp_path):
+    start = (TWO, f"TP0|{LOADS}", f"TP1|{LOADS}")
+    assert verdict(log(*start, *RANKS_OWN), tmp_path).state == "dead"
+    assert verdict(log(*start, *RANKS_OWN, f"TP0|{POOL}"), tmp_path).state == "dead"
+    assert verdict(log(*start, *HELPERS), tmp_path).state == "unknown"
+    assert verdict(log(*start, TERMINATE), tmp_path).state == "dead"
+
+
+def test_a_rank_that_goes_on_has_not_ended_by_what_it_logged(tmp_path):
+    start = (TWO, f"TP0|{LOADS}", f"TP1|{LOADS}")
+    caught = verdict(log(*start, *raised("TP1"), f"TP1|{POOL}"), tmp_path)
+    assert (caught.state, rule(caught, "exception-in-rank")) == ("unknown", None)
+    assert "NCCL" not in caught.title
+    peer = verdict(log(*start, *raised("TP1"), f"TP0|{POOL}"), tmp_path)
+    assert (peer.state, peer.culprits) == ("dead", ("TP1",))
+    again = log(*start, f"TP0|{CAPTURES}", CAPTURE_RAISED, f"TP0|{CAPTURES}")
+    assert verdict(again, tmp_path).state == "unknown"
+
+
+def test_nobody_is_blamed_for_an_exception_that_names_no_rank(tmp_path):
+    start = (TWO, f"TP0|{LOADS}", f"TP1|{LOADS}", f"TP0|{CAPTURES}")
+    found = verdict(log(*start, CAPTURE_RAISED), tmp_path)
+    assert (found.state, found.culprits) == ("dead", ())
+
+
+def test_an_exception_that_was_caught_is_not_what_a_launch_ended_of(tmp_path):
+    caught = ("TP0|Ignore import error when loading x", *TRACED, "ImportError: no x")
+    killed = "|Rank 1 scheduler died during initialization (exit code: -9)."
+    end = (f"TP0|{LOADS}", f"TP1|{LOADS}", killed)
+    found = verdict(log(TWO, f"TP0|{BEGIN}", *caught, *end), tmp_path)
+    assert (found.state, found.culprits) == ("dead", ())
+    assert "ImportError" not in found.title
+    assert "SIGKILL" in found.title
+
+
+def test_a_wait_that_was_given_up_and_begun_again_is_not_hung(tmp_path):
+    start = (TWO, f"TP0|{LOADS}", f"TP1|{LOADS}")
+    assert verdict(log(*start, f"TP0|{GLOO}"), tmp_path).state == "hung"
+    assert verdict(log(*start, f"TP0|{GLOO}", SHARDS), tmp_path).state == "unknown"
+    assert verdict(log(*start, f"TP0|{GLOO}", f"TP0|{POOL}"), tmp_path).state == "unknown"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        (SIGQUIT,),
+        ("|Rank 0 scheduler is dead. Please check if there are relevant logs.", "|Exit code: 1"),
+        tuple(raised("TP0")),
+    ],
+)
+def test_a_launch_that_ended_before_its_ranks_began_is_over_where_the_next_one_begins(
+    end, tmp_path
+):
+    begun = verdict(log(TWO, *end, TWO), tmp_path)
+    assert (begun.state, begun.phase) == ("unknown", "start")
+    assert verdict(log(*end, TWO, f"TP0|{LOADS}"), tmp_path).state == "unknown"
+    assert verdict(log(TWO, *end, TWO, f"TP0|{LOADS}", READY), tmp_path).state == "ready"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "|ninja has ended. Exit code: 0",
+        "TP0|NVSHMEM Initialization failed. Falling back to NCCL.",
+        "|Subprocess exporter (pid=12) crashed with exit code 1. It is begun again",
+    ],
+)
+def test_words_that_others_use_too_are_not_the_engines_last(words, tmp_path):
+    assert verdict(log(TWO, f"TP0|{LOADS}", words), tmp_path).state == "unknown"

@@ -227,12 +227,15 @@ class Sign(Pattern, frozen=True, kw_only=True):
             where `pid` names its process; "warning": worth showing.
         phase: that the line comes from, where it can come from one only.
         ends_rank: the rank that prints it tells its parent and ends.
+        of_any_process: a helper of the launch may print it as well as a rank, and its end need not
+            be the launch's.
     """
 
     id: str
     kind: Literal["exception", "fatal", "timeout", "signal", "heartbeat", "stack", "warning"]
     phase: Phase | None = None
     ends_rank: bool = False
+    of_any_process: bool = False
 
 
 class Allocation(Pattern, frozen=True, kw_only=True):

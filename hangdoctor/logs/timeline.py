@@ -92,8 +92,9 @@ class RankLog(msgspec.Struct, frozen=True):
         counts: how often each milestone came.
         phase: by its last milestone alone; `phase_of` reads it together with the launch's.
         last: its last line that is no bar; lines: how many it had.
+        moved: line of its newest milestone, repeated ones included; 0 for none.
         exception: last line of its last traceback, such as "ValueError: too many values"; "" if
-            none.
+            none; raised_at: where it stands.
         raised_in: frames of that traceback, innermost first, the outermost ones left out where
             there are too many.
         allocates: id, bytes and line of the newest allocation of host memory; None for none.
@@ -104,7 +105,9 @@ class RankLog(msgspec.Struct, frozen=True):
     phase: Phase = "start"
     last: Place | None = None
     lines: int = 0
+    moved: int = 0
     exception: str = ""
+    raised_at: int = 0
     raised_in: tuple[Frame, ...] = ()
     allocates: tuple[str, int, int] | None = None
 
@@ -427,6 +430,7 @@ class _Fold:
         self.dump = timeline.dump
         self.new_lines: dict[str, int] = {}
         self.new_last: dict[str, Place] = {}
+        self.new_moved: dict[str, int] = {}
 
     def result(self) -> Timeline:
         if not self.changed:
@@ -434,7 +438,10 @@ class _Fold:
         for rank, last in self.new_last.items():
             log = self.ranks[rank]
             self.ranks[rank] = msgspec.structs.replace(
-                log, last=last, lines=log.lines + self.new_lines[rank]
+                log,
+                last=last,
+                lines=log.lines + self.new_lines[rank],
+                moved=self.new_moved.get(rank, log.moved),
             )
         return Timeline(
             ranks=self.ranks,
@@ -495,11 +502,16 @@ class _Fold:
                 self.sizes[bar_id] = tuple(map(int, re.findall(r"\d+", match["sizes"])))
 
     def _begin(self, line: LogLine) -> None:
-        """Take the launch's arguments; a new launch where ranks have begun since the last ones.
+        """Take the launch's arguments; of a new launch where ranks have begun, or one has ended.
 
         An engine that is embedded in a program prints them twice, which is still one launch.
         """
-        if any(log.milestones for name, log in self.ranks.items() if name):
+        last_words = {sign.id for sign in self.engine.signs if sign.ends_rank}
+        ended = any(
+            kind in ("fatal", "signal") or any(sign.id in last_words for sign in signs)
+            for kind, signs in self.signs.items()
+        )
+        if ended or any(log.milestones for name, log in self.ranks.items() if name):
             self._open(Timeline(launches=self.launches, first_line=line.number))
             self.launches += 1
         self.launches = max(1, self.launches)
@@ -532,6 +544,7 @@ class _Fold:
             self._has_moved(name)
         if name != line.rank:
             self._add_line(name, place)  # the only rank of a launch has no name in its prefix
+        self.new_moved[name] = place.number
         log = self.ranks[name]
         ready = self._launch_log().phase == "ready"
         if ready and milestone.id in log.counts:
@@ -608,7 +621,7 @@ class _Fold:
                 self.tracing = self.tracing or ""
                 self._add_raised(self.tracing, match)
             elif self.tracing is not None and _ERROR_LINE.match(text):
-                self._add_exception(self.tracing, text)
+                self._add_exception(self.tracing, text, line.number)
         found = self._sign(text)
         if found is None:
             return
@@ -638,7 +651,7 @@ class _Fold:
             if traced:
                 self._add_raised(self.tracing, None)
             elif "Traceback" not in text:
-                self._add_exception(line.rank, text)
+                self._add_exception(line.rank, text, line.number)
         kept = self.signs.setdefault(sign.kind, [])
         newest = kept[SIGNS_KEPT:]
         kept[SIGNS_KEPT:] = [other for other in newest if other.id != sign.id]
@@ -717,9 +730,11 @@ class _Fold:
             frames = (frame, *frames)[:_TRACED_KEPT]
         self.ranks[rank] = msgspec.structs.replace(log, raised_in=frames)
 
-    def _add_exception(self, rank: str, text: str) -> None:
+    def _add_exception(self, rank: str, text: str, number: int) -> None:
         log = self.ranks.get(rank, RankLog())
-        self.ranks[rank] = msgspec.structs.replace(log, exception=text[:TEXT_LIMIT])
+        self.ranks[rank] = msgspec.structs.replace(
+            log, exception=text[:TEXT_LIMIT], raised_at=number
+        )
 
 
 def _with_dump(

@@ -11,7 +11,7 @@ from hangdoctor.engines import Engine, Phase, matches_any
 from hangdoctor.facts import Facts, RankFacts, launch_still_s, log_still_s, phase_index, stamp_age_s
 from hangdoctor.facts.phases import raised_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
-from hangdoctor.frames import place
+from hangdoctor.frames import first_place, place
 from hangdoctor.loads import patience_s, stalls
 from hangdoctor.logs.timeline import lacking, logged_stands
 from hangdoctor.model import FileLock, Installation, Missing, Struct
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hangdoctor.blocked import Blocked
     from hangdoctor.engines import Wait
     from hangdoctor.findings import Confidence
+    from hangdoctor.logs.stacks import Dump
     from hangdoctor.logs.timeline import SignSeen
 
 HUNG_FACTOR = 2.0
@@ -213,7 +214,7 @@ def judge(
 
 def ended_by_log(case: Case) -> bool:
     """Tell whether a log alone says that the launch has ended."""
-    fatal = signs_of(case.facts, "fatal") + signs_of(case.facts, "signal")
+    fatal = signs_of(case, "fatal") + signs_of(case, "signal")
     return bool(fatal) and not case.facts.tracks and not case.facts.header.still_running
 
 
@@ -467,9 +468,80 @@ def exceptions(facts: Facts) -> dict[str, str]:
     return {name: log.exception for name, log in logs if log.exception}
 
 
-def signs_of(facts: Facts, kind: str) -> list[SignSeen]:
-    """Return the log's signs of a kind, oldest first."""
-    return [sign for sign in facts.timeline.signs if sign.kind == kind]
+def failures(case: Case) -> dict[str, str]:
+    """Return the exceptions after which their ranks have not come further, by rank."""
+    logs = case.facts.timeline.ranks
+    return {
+        name: text
+        for name, text in exceptions(case.facts).items()
+        if not _came_past(case, name, logs[name].raised_at)
+    }
+
+
+def signs_of(case: Case, kind: str) -> list[SignSeen]:
+    """Return the log's signs of a kind, oldest first, but for those that what follows disproves."""
+    return [
+        sign
+        for sign in case.facts.timeline.signs
+        if sign.kind == kind and not _outlived(case, sign)
+    ]
+
+
+def went_on(case: Case, number: int) -> bool:
+    """Tell whether anything of the launch moved after a line of the log."""
+    timeline = case.facts.timeline
+    moved = [log.moved for log in timeline.ranks.values()]
+    moved += [bar.number for bar in timeline.bars.values()]
+    moved += [timeline.serving.number] if timeline.serving else []
+    return any(at > number for at in moved)
+
+
+def _outlived(case: Case, sign: SignSeen) -> bool:
+    """Tell whether the log goes on after a sign as it could not if all had ended there."""
+    kind = next((each for each in case.engine.signs if each.id == sign.id), None)
+    if sign.kind == "signal":
+        return False  # it ends what comes up, too
+    if sign.kind == "fatal" and not (kind and kind.of_any_process):
+        return _came_up(case, sign.number)  # the launcher's word
+    if kind and kind.of_any_process and not sign.rank:
+        fault = _fault_at(case, sign.number)
+        if fault is not None and fault.frames:
+            ours = f"/{case.engine.detect.package}/"
+            if fault.whole and not any(ours in frame.path for frame in fault.frames):
+                return True  # a helper's
+            if first_place(fault.frames, _rank_frames(case.engine)) is not None:
+                return _came_past(case, "", sign.number)
+        return went_on(case, sign.number)
+    if kind and kind.ends_rank and not sign.rank:
+        return went_on(case, sign.number)
+    return _came_past(case, sign.rank, sign.number)
+
+
+def _came_up(case: Case, number: int) -> bool:
+    launch = case.facts.timeline.ranks.get("")
+    return launch is not None and any(
+        at.phase == "ready" and at.number > number for at in launch.milestones
+    )
+
+
+def _came_past(case: Case, rank: str, number: int) -> bool:
+    """Tell whether a rank, with "" every one, passed a milestone after a line of the log."""
+    logs = case.facts.timeline.ranks
+    names = [rank] if rank else [each.name for each in case.facts.ranks]
+    if _came_up(case, number):
+        return True
+    if not names:
+        return went_on(case, number)
+    return all(name in logs and logs[name].moved > number for name in names)
+
+
+def _fault_at(case: Case, number: int) -> Dump | None:
+    stands = logged_stands(case.facts.timeline, case.engine).values()
+    return next((stand.dump for stand in stands if stand.dump.number == number), None)
+
+
+def _rank_frames(engine: Engine) -> tuple[str, ...]:
+    return tuple(frame for role in engine.roles if role.is_rank for frame in role.frames)
 
 
 def blamed_by_log(facts: Facts) -> tuple[str, ...]:
@@ -488,11 +560,13 @@ def to_blame_for_failure(case: Case) -> tuple[str, ...]:
     facts = case.facts
     if blamed := blamed_by_log(facts):
         return blamed
-    failed = {name: text for name, text in exceptions(facts).items() if name}
+    failed = {name: text for name, text in failures(case).items() if name}
     gave_up = [sign.pattern for sign in case.engine.signs if sign.kind == "timeout"]
     victims = {name for name, text in failed.items() if matches_any(tuple(gave_up), text)}
     culprits = tuple(name for name in failed if name not in victims)
-    return culprits or tuple(name for name in lacking(facts.timeline) if name not in victims)
+    if culprits or not victims:
+        return culprits
+    return tuple(name for name in lacking(facts.timeline) if name not in victims)
 
 
 def launched_version(case: Case) -> str:
@@ -548,14 +622,7 @@ def lost_by_log(case: Case) -> dict[str, str]:
     the log ends before the traceback does.
     """
     last_words = {sign.id for sign in case.engine.signs if sign.ends_rank}
-    launch = case.facts.timeline.ranks.get("")
-    ready = [at.number for at in launch.milestones if at.phase == "ready"] if launch else []
-    found = [
-        sign.rank
-        for sign in signs_of(case.facts, "exception")
-        if sign.id in last_words
-        and not any(sign.number < number for number in ready)  # it came up all the same
-    ]
+    found = [sign.rank for sign in signs_of(case, "exception") if sign.id in last_words]
     return {name: exceptions(case.facts).get(name, "") for name in dict.fromkeys(found)}
 
 

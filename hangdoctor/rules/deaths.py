@@ -13,6 +13,7 @@ from hangdoctor.rules.case import (
     earliest_phase,
     evidence,
     exceptions,
+    failures,
     judge,
     last_line,
     signs_of,
@@ -70,7 +71,7 @@ def rank_died(case: Case) -> Iterator[Finding]:
     if not dead or (not alive and launcher_gone):
         return
     names = tuple(rank.name for rank in dead)
-    failed = [rank for rank in dead if exceptions(facts).get(rank.name)]
+    failed = [rank for rank in dead if failures(case).get(rank.name)]
     death = _death_of_rank(case, dead[0])
     have = "has" if len(names) == 1 else "have"
     were = "was" if len(names) == 1 else "were"
@@ -345,7 +346,7 @@ def _told_status(case: Case, rank: RankFacts) -> int | None:
     """
     number = re.search(r"\bTP(\d+)", rank.name)
     about: tuple[int, ...] = ()
-    for sign in signs_of(case.facts, "fatal"):
+    for sign in signs_of(case, "fatal"):
         about = sign.blamed or about
         if sign.status is None:
             continue

@@ -90,7 +90,7 @@ def _moves(case: Case) -> bool:
     facts = case.facts
     if not case.observed or _rank_gone(case, None).holds:
         return False
-    if signs_of(facts, "fatal") or signs_of(facts, "timeout"):
+    if signs_of(case, "fatal") or signs_of(case, "timeout"):
         return False
     if not any(track.present for track in facts.tracks.values()):
         return False

@@ -13,6 +13,7 @@ from hangdoctor.rules.case import (
     evidence,
     evidence_of,
     exceptions,
+    failures,
     last_line,
     line_of,
     lost_by_log,
@@ -20,6 +21,7 @@ from hangdoctor.rules.case import (
     phase_lacked,
     phase_of_failure,
     signs_of,
+    went_on,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def log_stops(case: Case) -> Iterator[Finding]:
     facts = case.facts
     if facts.tracks or not facts.timeline.lines or facts.launch_log_phase == "ready":
         return
-    if signs_of(facts, "fatal") + signs_of(facts, "signal") and not facts.header.still_running:
+    if signs_of(case, "fatal") + signs_of(case, "signal") and not facts.header.still_running:
         return  # it has not stopped: it has ended
     if lost_by_log(case):
         return
@@ -69,9 +71,15 @@ def log_stops(case: Case) -> Iterator[Finding]:
         parts.append(f"{', '.join(ranges(unheard))} {have} printed nothing")
     title = f"the log stops in {phase}" if phase else _without_phase(case)
     title += f"; {', '.join(parts[:4])}" if parts else ""
-    raised = next(iter(exceptions(facts).items()), None)
+    raised = next(iter(failures(case).items()), None)
     if raised:
         title += f"; {raised[0] or 'the launch'} logged {raised[1][:120]}"
+    told = {sign.number for sign in signs_of(case, "fatal")}
+    faults = [
+        sign for sign in facts.timeline.signs if sign.kind == "fatal" and sign.number not in told
+    ]
+    if faults:
+        title += f"; a process ended, perhaps a helper: {faults[-1].text[:120]}"
     silent_s = facts.log_silent_s
     overdue = (
         facts.header.still_running
@@ -122,10 +130,12 @@ def wait_given_up(case: Case) -> Iterator[Finding]:
     What to do: look at the named rank's last lines and, where the log has one, its stack.
     """
     facts, timeline = case.facts, case.facts.timeline
-    signs = signs_of(facts, "timeout")
+    signs = signs_of(case, "timeout")
     if not signs or facts.launch_log_phase == "ready":
         return
     blamed = blamed_by_log(facts)
+    # Retried, or too late for one rank only: what the log shows of the others is no standstill.
+    moved = not facts.tracks and went_on(case, signs[-1].number)
     first = signs[0]
     phases = [
         rank.log_phase
@@ -134,18 +144,19 @@ def wait_given_up(case: Case) -> Iterator[Finding]:
     ]
     yield Finding(
         rule="wait-given-up",
-        verdict="found",
+        verdict="undecided" if moved else "found",
         title="a wait was given up"
         + (f"; it was for {enumerate_names(blamed)}" if blamed else "")
         + f": {first.text[:120]}",
         ranks=blamed,
         culprits=blamed,
-        state=None if facts.tracks else "hung",
+        state="unknown" if moved else None if facts.tracks else "hung",
         phase=min(phases, key=phase_index, default=None)
         or phase_of_failure(case, [sign.rank for sign in signs])
         or facts.launch_log_phase,
-        confidence="high" if blamed else "medium",
+        confidence="low" if moved else "high" if blamed else "medium",
         because=evidence_of(signs, 4),
+        needs=("whether the launch lives: hangdoctor diagnose PID --log FILE",) if moved else (),
         advice=(
             "read the named rank's last lines before that"
             if blamed

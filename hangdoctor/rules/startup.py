@@ -16,7 +16,7 @@ from hangdoctor.rules.case import (
     ended_by_log,
     evidence,
     evidence_of,
-    exceptions,
+    failures,
     judge,
     last_line,
     lost_by_log,
@@ -49,7 +49,7 @@ def launch_ended(case: Case) -> Iterator[Finding]:
     """
     facts = case.facts
     ready = facts.launch_log_phase == "ready"
-    fatal = signs_of(facts, "fatal") + signs_of(facts, "signal")
+    fatal = signs_of(case, "fatal") + signs_of(case, "signal")
     if facts.tracks:
         launcher = facts.launcher
         if launcher is not None and lives(launcher):
@@ -64,7 +64,7 @@ def launch_ended(case: Case) -> Iterator[Finding]:
         ended = "the log tells that the launch ended"
     else:
         return
-    failed = tuple(name for name in exceptions(facts) if name)
+    failed = tuple(name for name in failures(case) if name)
     culprits = to_blame_for_failure(case) if failed else ()
     faults = _faults(case)
     text, advice = _what_ended_it(case, faults)
@@ -94,12 +94,11 @@ def launch_ended(case: Case) -> Iterator[Finding]:
 
 def _what_ended_it(case: Case, faults: list[Evidence]) -> tuple[str, tuple[str, ...]]:
     """Return what a launch ended of, in the log's words, and what to do; the words may be ""."""
-    facts = case.facts
-    raised = exceptions(facts)
+    raised = failures(case)
     first = next((text for name, text in raised.items() if name), "")
     if first:
         return first, ("read the first exception in the log; those after it are its consequences",)
-    fatal = signs_of(facts, "fatal")
+    fatal = signs_of(case, "fatal")
     killed = [sign for sign in fatal if sign.status == -signal.SIGKILL]
     if killed:
         who = next((sign.text[:100] for sign in fatal if sign.blamed), killed[0].text[:100])
@@ -112,7 +111,7 @@ def _what_ended_it(case: Case, faults: list[Evidence]) -> tuple[str, tuple[str, 
         )
     if text := raised.get("", ""):
         return text, ("read the first exception in the log; those after it are its consequences",)
-    given_up = signs_of(facts, "timeout")
+    given_up = signs_of(case, "timeout")
     if fatal or given_up:
         return (given_up or fatal)[0].text[:160], (
             "read the log before that line, from further back if this is its tail",
@@ -357,10 +356,10 @@ def _lost_in_log(case: Case, lost: dict[str, str]) -> Finding:
     only = len(facts.ranks) == 1
     names = tuple(name or ONLY_RANK for name in lost if name or only)
     text = next(filter(None, lost.values()), "")
-    gave_up = {sign.rank for sign in signs_of(facts, "timeout")}
+    gave_up = {sign.rank for sign in signs_of(case, "timeout")}
     blamed = to_blame_for_failure(case) or tuple(name for name in names if name not in gave_up)
     after = " after the server had been ready" if facts.launch_log_phase == "ready" else ""
-    signs = [sign for sign in signs_of(facts, "exception") if sign.rank in lost]
+    signs = [sign for sign in signs_of(case, "exception") if sign.rank in lost]
     return Finding(
         rule="exception-in-rank",
         verdict="found",
