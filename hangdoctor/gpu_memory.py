@@ -191,13 +191,14 @@ def whose(
     # While it ran nothing was nobody's; and the list does not end at the namespace.
     whole = untold[1] - untold[0] <= SLACK_BYTES and (sees_all or not named)
     # What a tenant held that has ended meanwhile may be what is there still.
-    ended = sum(size for pid, size in first.items() if pid not in now)
+    strangers = first.keys() | (then.keys() - launch if sees_all or named else set())
+    ended = sum(max(first.get(pid, 0), then.get(pid, 0)) for pid in strangers - now.keys())
     sure = max(0, nobodys - ended) if whole and left is not None else 0
     if nobodys - sure > SLACK_BYTES:
         if left is None:
             doubts.append("processes of the launch may run still")
         elif whole:
-            doubts.append("a process that held memory before the start has ended meanwhile")
+            doubts.append("a process that is not of the launch held memory and has ended meanwhile")
         elif sees_all:
             doubts.append("some of it was no process's while the launch ran, too")
         else:

@@ -49,6 +49,10 @@ CASES = {
     "a process that is no more and was not seen": (ALL, {}, {OWN: 40}, {GONE: 40}, (0, 40)),
     "a tenant that was there has ended": (ALL, {TENANT: 30}, {OWN: 40, TENANT: 30}, {HIDDEN: 40},
                                           (10, 30)),
+    "a tenant that came meanwhile has ended, too": (ALL, {}, {OWN: 40, TENANT: 30}, {HIDDEN: 30},
+                                                    (0, 30)),
+    "a tenant took more and has ended": (ALL, {TENANT: 5}, {OWN: 40, TENANT: 30}, {HIDDEN: 30},
+                                         (0, 30)),
     "memory that was no process's while the launch ran": (
         ALL, {}, {OWN: 40, HIDDEN: 9}, {HIDDEN: 9}, (0, 9)),
     "the keeper was killed and somebody is there": (LOST, {}, {OWN: 40}, {TENANT: 40}, (0, 40)),
