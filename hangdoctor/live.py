@@ -165,7 +165,9 @@ class Live:
         # The exit before the log: what a command said last is there by then.
         processes = self._with_exit(snapshot.processes)
         news = self._news()
-        snapshot = msgspec.structs.replace(snapshot, log=self._log_position(), processes=processes)
+        snapshot = msgspec.structs.replace(
+            snapshot, log=self._log_position(at_s), processes=processes
+        )
         self._thinned, keep = self._advance(snapshot)
         self._heard = news if keep else [*self._heard, *news]
         self.facts = step(self._base, snapshot, self._heard, self.engine)
@@ -296,8 +298,17 @@ class Live:
         news, self._unplaced = self._unplaced, []
         return news
 
-    def _log_position(self) -> LogPosition | Missing | None:
-        return self._log.position() if self._log else self._no_log
+    def _log_position(self, at_s: float) -> LogPosition | Missing | None:
+        """Return where the log stands, and its silence as of the look's beginning.
+
+        Where a collector does not answer a look takes 5 s, and processes are as old as at its
+        beginning: a log that the launch has written to since would seem older than the launch.
+        """
+        position = self._log.position() if self._log else self._no_log
+        if not isinstance(position, LogPosition) or position.silent_s is None:
+            return position
+        took_s = time.monotonic() - self._began_s - at_s
+        return msgspec.structs.replace(position, silent_s=max(0.0, position.silent_s - took_s))
 
     def _with_exit(self, processes: Processes | Missing | None) -> Processes | Missing | None:
         """Add the exit status of the command that we started: only its parent knows it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import msgspec
 import pytest
@@ -49,6 +50,24 @@ def test_dumps_that_the_user_names_are_kept_beside_what_was_seen(program, log, t
     recording = load(tmp_path / "recording")
     assert [each.flight_recorder for each in recording.snapshots] == [None, recorder]
     assert b"".join(b"".join(blocks) for _, blocks in recording.steps()) == b"one\n"
+
+
+def test_a_log_is_as_old_as_at_the_beginning_of_the_look(program, log, tmp_path, monkeypatch):
+    """A driver that does not answer makes a look last for 5 s, and the launch is younger then."""
+    with live_of(program, log, tmp_path / "recording") as live:
+        take = live._observer.take
+
+        def late(*arguments, **options):
+            snapshot = take(*arguments, **options)
+            live._began_s -= 60  # as if it had taken so long
+            os.utime(log, (time.time() - 50, time.time() - 50))
+            return snapshot
+
+        monkeypatch.setattr(live._observer, "take", late)
+        assert live.look().log_silent_s == 0
+        os.utime(log, (time.time() - 90, time.time() - 90))
+        monkeypatch.setattr(live._observer, "take", take)
+        assert live.look().log_silent_s > 80
 
 
 def test_a_log_that_fails_in_the_middle_is_missing_in_that_snapshot_and_read_on_later(
