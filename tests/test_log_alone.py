@@ -392,6 +392,8 @@ def test_a_launch_that_ended_before_its_ranks_began_is_over_where_the_next_one_b
     [
         "|ninja has ended. Exit code: 0",
         "TP0|NVSHMEM Initialization failed. Falling back to NCCL.",
+        "|the exporter says: SIGTERM received",
+        f"TP0|a compile worker has ended: {FAULT}; its work is done here",
         "|Subprocess exporter (pid=12) crashed with exit code 1. It is begun again",
     ],
 )

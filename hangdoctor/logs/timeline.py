@@ -626,6 +626,8 @@ class _Fold:
         if found is None:
             return
         sign, match = found
+        if sign.of_any_process and line.time_s is not None:
+            return  # a run-time library prints it bare: the engine's prefix is of one who quotes it
         told = match.groupdict()
         seen = SignSeen(
             sign.id,
