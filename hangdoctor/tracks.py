@@ -43,6 +43,8 @@ WRITE_BYTES_PER_S = 1 << 20
 """A download that fills a file, or a compiler's output; logs are slower."""
 EXIT_CPU_S = 0.05
 """More than a process needs to end: 16 idle workers of an inductor pool took 0.19 s together."""
+EXIT_BYTES = 128 << 20
+"""What takes time is to give memory back: one that has less, such as a shell, needs less."""
 SHAPES_REMEMBERED = 32
 """A stack seen among the last so many different ones is not progress but a loop."""
 STORAGE_WAITS = (
@@ -255,17 +257,26 @@ def reaped(known: Mapping[int, Track], present: Collection[int]) -> dict[int, fl
     """Return by process how much CPU of children that are gone is no news, in seconds.
 
     A process that is waited for adds all its CPU, with that of its own children, to its parent's
-    counter at once: what was seen of it before is no work of this moment, nor is its exit.
+    counter at once: what was seen of it before is no work of this moment, nor is its exit. One that
+    was seen once since we came has done all of its work between then and the looks beside it: of a
+    build of many short compilers nothing else would be left.
     """
     old_s: dict[int, float] = {}
+    first_at_s = min((track.first_at_s for track in known.values()), default=0.0)
     for pid, track in known.items():
         if pid in present or not track.present:
+            continue
+        if first_at_s < track.first_at_s == track.seen_at_s:
             continue
         heir = track.process.ppid
         while heir in known and heir not in present and known[heir].present:
             heir = known[heir].process.ppid
         seen_s = track.process.cpu_s + (track.process.children_cpu_s or 0.0)
-        old_s[heir] = old_s.get(heir, 0.0) + seen_s + EXIT_CPU_S
+        rss_bytes = track.process.rss_bytes
+        exit_s = EXIT_CPU_S * min(
+            1.0, (EXIT_BYTES if rss_bytes is None else rss_bytes) / EXIT_BYTES
+        )
+        old_s[heir] = old_s.get(heir, 0.0) + seen_s + exit_s
     return old_s
 
 

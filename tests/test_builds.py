@@ -247,6 +247,34 @@ def test_idle_workers_that_end_add_no_work_though_their_parent_inherits_their_cp
     assert found[-1].culprits == ("TP1",)
 
 
+def test_many_short_compilers_are_work_though_none_is_seen_twice(tmp_path):
+    """As of a build with 16 jobs whose compilers take 30 ms of CPU each, on two cores."""
+    recording = builds(tmp_path, ("ninja -v", 0.0), seconds=120)
+
+    def with_compilers(snapshot):
+        section, at = snapshot.processes, int(snapshot.at_s)
+        ninja = next(each for each in section.processes if each.title == "ninja -v")
+        rest = tuple(each for each in section.processes if each.pid != ninja.pid)
+        ninja = replace(ninja, state="S", children_cpu_s=2.0 * at)
+        jobs = tuple(
+            replace(
+                ninja,
+                pid=100_000 + 100 * at + number,
+                ppid=ninja.pid,
+                title=f"sh -c c++ -c moe{number}.cpp",
+                cpu_s=0.03,
+                children_cpu_s=0.0,
+            )
+            for number in range(64)
+        )
+        return replace(snapshot, processes=replace(section, processes=(*rest, ninja, *jobs)))
+
+    found = list(
+        diagnoses(replace(recording, snapshots=tuple(map(with_compilers, recording.snapshots))))
+    )
+    assert {each.state for each in found[50:]} == {"starting"}
+
+
 # --- On real processes ----------------------------------------------------------------------------
 
 
