@@ -319,7 +319,7 @@ def test_a_process_that_ends_is_not_the_launchs_end_where_the_launch_goes_on(wor
     start = (TWO, f"TP0|{LOADS}", f"TP1|{LOADS}")
     later = verdict(log(*start, *words, f"TP0|{POOL}", f"TP1|{POOL}"), tmp_path)
     assert (later.state, later.culprits) == ("unknown", ())
-    assert f"a process ended, perhaps a helper: {words[0]}" in later.title
+    assert f"what that ended the log does not tell: {words[0]}" in later.title
     assert verdict(log(*start, *words, f"TP0|{SHARDS}", SHARDS), tmp_path).state == "unknown"
     assert verdict(log(*start, *words, READY), tmp_path).state == "ready"
     served = verdict(log(*start, READY, *words, f"TP0|{BATCH}"), tmp_path)
@@ -385,6 +385,14 @@ def test_a_launch_that_ended_before_its_ranks_began_is_over_where_the_next_one_b
     assert (begun.state, begun.phase) == ("unknown", "start")
     assert verdict(log(*end, TWO, f"TP0|{LOADS}"), tmp_path).state == "unknown"
     assert verdict(log(TWO, *end, TWO, f"TP0|{LOADS}", READY), tmp_path).state == "ready"
+
+
+def test_where_every_rank_comes_further_after_the_launchers_last_words_another_launch_follows(
+    tmp_path,
+):
+    ended = (TWO, f"TP0|{LOADS}", f"TP1|{LOADS}", SIGQUIT)
+    assert verdict(log(*ended, f"TP0|{POOL}"), tmp_path).state == "dead"
+    assert verdict(log(*ended, f"TP0|{BEGIN}", f"TP1|{BEGIN}"), tmp_path).state == "unknown"
 
 
 @pytest.mark.parametrize(

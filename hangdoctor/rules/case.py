@@ -502,7 +502,7 @@ def _outlived(case: Case, sign: SignSeen) -> bool:
     if sign.kind == "signal":
         return False  # it ends what comes up, too
     if sign.kind == "fatal" and not (kind and kind.of_any_process):
-        return _came_up(case, sign.number)  # the launcher's word
+        return _came_past(case, "", sign.number)  # the launcher's word: another launch follows
     if kind and kind.of_any_process and not sign.rank:
         fault = _fault_at(case, sign.number)
         if fault is not None and fault.frames:

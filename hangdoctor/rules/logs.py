@@ -79,7 +79,7 @@ def log_stops(case: Case) -> Iterator[Finding]:
         sign for sign in facts.timeline.signs if sign.kind == "fatal" and sign.number not in told
     ]
     if faults:
-        title += f"; a process ended, perhaps a helper: {faults[-1].text[:120]}"
+        title += f"; what that ended the log does not tell: {faults[-1].text[:120]}"
     silent_s = facts.log_silent_s
     overdue = (
         facts.header.still_running
