@@ -39,21 +39,24 @@ def until(condition):
         os.sched_yield()
 
 
-def settled(pid, *frames):
+def settled(pid, *frames, innermost=None):
     """Dump until threads are where they wait: a program has a way to go between word and wait.
 
     Args:
         pid: of the program.
         frames: a function that must be on the stack of each thread, the main thread first.
+        innermost: the function in which all threads but the main one must be.
     """
     found = []
 
     def is_there():
         found[:] = [dump(pid)[pid]]
         threads = found[0].threads if isinstance(found[0], ProcessStacks) else ()
-        return len(threads) >= len(frames) and all(
+        there = len(threads) >= len(frames) and all(
             frame in functions(found[0], index) for index, frame in enumerate(frames)
         )
+        others = [thread.frames[0].function for thread in threads[1:] if thread.frames]
+        return there and (innermost is None or set(others) == {innermost})
 
     until(is_there)
     return found[0]
@@ -77,10 +80,9 @@ def test_all_ranks_are_dumped_and_each_is_where_it_waits(program):
 
 def test_the_main_thread_comes_first_whatever_its_name(program):
     target = program("locks")
-    stack = settled(target.pid, "<module>", "take", "take")
+    stack = settled(target.pid, "<module>", "take", "take", innermost="take")
     assert stack.threads[0].tid == tid_of(target.pid)
     assert {thread.name for thread in stack.threads[1:]} == {"A-then-B", "B-then-A"}
-    assert all(thread.frames[0].function == "take" for thread in stack.threads[1:])
 
 
 def test_a_process_that_waits_for_a_fifo_shows_the_code_that_opens_it(program, tmp_path):
