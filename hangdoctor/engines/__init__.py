@@ -415,6 +415,11 @@ def role_of(engine: Engine, title: str) -> Role | None:
     return next((role for role in engine.roles if re.search(role.title, title)), None)
 
 
+def rank_frames(engine: Engine) -> tuple[str, ...]:
+    """Return the frames that only a rank's stack has."""
+    return tuple(frame for role in engine.roles if role.is_rank for frame in role.frames)
+
+
 def is_compiler(engine: Engine, title: str) -> bool:
     """Tell whether a command line is a compiler's, or a build tool's.
 

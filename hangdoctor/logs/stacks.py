@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from hangdoctor.engines import rank_name, role_of
+from hangdoctor.engines import rank_frames, rank_name, role_of
 from hangdoctor.frames import first_place, is_python, same_shape, shape
 from hangdoctor.model import Frame
 
@@ -167,8 +167,7 @@ def rank_of(dump: Dump, engine: Engine, ranks: tuple[str, ...]) -> str:
     role = role_of(engine, dump.title) if dump.title else None
     if role is not None and role.is_rank:
         return rank_name(role, dump.title) or ""
-    scheduling = tuple(frame for each in engine.roles if each.is_rank for frame in each.frames)
-    if first_place(dump.frames, scheduling) is None:
+    if first_place(dump.frames, rank_frames(engine)) is None:
         return ""
     # The title is not the rank's own yet, or nothing tells it: the stack is a rank's.
     return dump.said_by or (ranks[0] if len(ranks) == 1 else "")

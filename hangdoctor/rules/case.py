@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hangdoctor.engines import Engine, Phase, matches_any
+from hangdoctor.engines import Engine, Phase, matches_any, rank_frames
 from hangdoctor.facts import Facts, RankFacts, launch_still_s, log_still_s, phase_index, stamp_age_s
 from hangdoctor.facts.phases import raised_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
@@ -509,7 +509,7 @@ def _outlived(case: Case, sign: SignSeen) -> bool:
             ours = f"/{case.engine.detect.package}/"
             if fault.whole and not any(ours in frame.path for frame in fault.frames):
                 return True  # a helper's
-            if first_place(fault.frames, _rank_frames(case.engine)) is not None:
+            if first_place(fault.frames, rank_frames(case.engine)) is not None:
                 return _came_past(case, "", sign.number)
         return went_on(case, sign.number)
     if kind and kind.ends_rank and not sign.rank:
@@ -538,10 +538,6 @@ def _came_past(case: Case, rank: str, number: int) -> bool:
 def _fault_at(case: Case, number: int) -> Dump | None:
     stands = logged_stands(case.facts.timeline, case.engine).values()
     return next((stand.dump for stand in stands if stand.dump.number == number), None)
-
-
-def _rank_frames(engine: Engine) -> tuple[str, ...]:
-    return tuple(frame for role in engine.roles if role.is_rank for frame in role.frames)
 
 
 def blamed_by_log(facts: Facts) -> tuple[str, ...]:
