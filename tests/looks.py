@@ -1,4 +1,4 @@
-"""Looks at real programs at real times, without waiting for a clock."""
+"""Looks at real programs at real times, without waiting for a clock, and at recordings."""
 
 from __future__ import annotations
 
@@ -46,6 +46,14 @@ def has_used(pid, cpu_s):
     until_s = procfs.read_stat("/proc", pid).cpu_s + cpu_s
     while procfs.read_stat("/proc", pid).cpu_s < until_s:
         time.sleep(0.01)  # lets it have the CPU; nothing rests on its length
+
+
+def judged(recording):
+    """Yield each snapshot of a recording with the facts by then, and what is said of them."""
+    facts = begin(recording.header, SGLANG)
+    for snapshot, blocks in recording.steps():
+        facts = step(facts, snapshot, blocks, SGLANG)
+        yield snapshot, facts, diagnose(facts, SGLANG)
 
 
 def told_by(found, rule):

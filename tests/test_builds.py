@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import restricted
-from looks import Watch, child_of, has_used, told_by
+from looks import Watch, child_of, has_used, judged, told_by
 
 from hangdoctor import engines
 from hangdoctor.collect import Observer, procfs
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts.fold import begin, derive, step
+from hangdoctor.facts.fold import derive
 from hangdoctor.facts.looks import next_looks
 from hangdoctor.model import CacheDirectory, Caches
 
@@ -43,10 +43,7 @@ needs_ninja = pytest.mark.skipif(
 
 
 def diagnoses(recording):
-    facts = begin(recording.header, SGLANG)
-    for snapshot, blocks in recording.steps():
-        facts = step(facts, snapshot, blocks, SGLANG)
-        yield diagnose(facts, SGLANG)
+    return (found for _, _, found in judged(recording))
 
 
 def verdict(recording):

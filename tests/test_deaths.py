@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import restricted
-from looks import told_by
+from looks import judged, told_by
 
 from hangdoctor import engines
 from hangdoctor.collect import Observer, exits, host, procfs
@@ -203,10 +203,9 @@ def test_ranks_that_follow_their_launcher_within_moments_are_no_orphans(tmp_path
     recording = with_processes(waits_for_ranks(tmp_path), without(LAUNCHER, 40))
     for pid in (FIRST_RANK, TP1, DETOKENIZER):
         recording = with_processes(recording, without(pid, 42))
-    facts, rules = begin(recording.header, SGLANG), set()
-    for snapshot, blocks in recording.steps():
-        facts = step(facts, snapshot, blocks, SGLANG)
-        rules |= {f.rule for f in diagnose(facts, SGLANG).findings if f.state == "dead"}
+    rules = set()
+    for _, _, found in judged(recording):
+        rules |= {each.rule for each in found.findings if each.state == "dead"}
     assert rules == {"launch-ended"}
 
 

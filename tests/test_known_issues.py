@@ -11,12 +11,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from looks import judged
 
 from hangdoctor import engines, known_issues
 from hangdoctor.commands.explain import explain
 from hangdoctor.diagnose import diagnose
 from hangdoctor.engines import needle
-from hangdoctor.facts.fold import begin, derive, step
+from hangdoctor.facts.fold import derive
 from hangdoctor.frames import matches
 from hangdoctor.model import Frame, Installation
 from hangdoctor.recording import bare_log, load
@@ -396,11 +397,8 @@ GOOD = [
 
 @pytest.mark.parametrize("name", GOOD)
 def test_no_issue_is_seen_at_any_moment_of_a_good_start(name):
-    recording = load(RECORDINGS / name)
-    facts = begin(recording.header, SGLANG)
-    for snapshot, blocks in recording.steps():
-        facts = step(facts, snapshot, blocks, SGLANG)
-        assert not found_in(diagnose(facts, SGLANG)), snapshot
+    for snapshot, _, found in judged(load(RECORDINGS / name)):
+        assert not found_in(found), snapshot
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES.glob("*-good.log")), ids=lambda path: path.stem)

@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import restricted
-from looks import AS_RANK, Watch, has_used, told_by
+from looks import AS_RANK, Watch, has_used, judged, told_by
 
 from hangdoctor import engines
 from hangdoctor.busy import Busy, find_loop, is_runaway
 from hangdoctor.collect import Observer
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts.fold import begin, derive, step
+from hangdoctor.facts.fold import derive
 from hangdoctor.model import OpenFile
 from hangdoctor.recording import load
 from hangdoctor.rules.loops import loop_words
@@ -97,10 +97,8 @@ def test_an_idle_server_has_no_loop_that_is_a_fault_with_and_without_its_log(sta
             began_s=3600,
             launcher=told.SERVES,
         )
-        facts = begin(recording.header, SGLANG)
-        for snapshot, blocks in recording.steps():
-            facts = step(facts, snapshot, blocks, SGLANG)
-            rules = {finding.rule for finding in diagnose(facts, SGLANG).findings}
+        for _, _, found in judged(recording):
+            rules = {finding.rule for finding in found.findings}
             assert not rules & set(LOOPS)
 
 

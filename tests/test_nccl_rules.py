@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from looks import judged
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts.fold import begin, derive, step
+from hangdoctor.facts.fold import derive
 from hangdoctor.facts.looks import next_looks
 from hangdoctor.model import Missing, NcclCommunicator, NcclRank, NcclRas
 from hangdoctor.recording import load
@@ -244,11 +245,8 @@ def test_the_recording_of_a_custom_all_reduce_names_the_rank_the_card_and_that_i
 
 
 def test_a_good_start_says_nothing_of_nccl():
-    recording = load(RECORDINGS / "h200-tp2-good-cold")
-    facts = begin(recording.header, SGLANG)
-    for snapshot, blocks in recording.steps():
-        facts = step(facts, snapshot, blocks, SGLANG)
-        for one in diagnose(facts, SGLANG).findings:
+    for snapshot, _, found in judged(load(RECORDINGS / "h200-tp2-good-cold")):
+        for one in found.findings:
             assert not one.rule.startswith("nccl"), snapshot.at_s
 
 

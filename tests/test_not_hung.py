@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from looks import judged
 
 from hangdoctor import engines
 from hangdoctor.commands.talk import Talk
-from hangdoctor.diagnose import diagnose
-from hangdoctor.facts.fold import begin, step
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios as told  # test material beside the tests
@@ -175,10 +174,9 @@ CASES = {
 def test_what_was_not_hung_is_called_hung_in_no_look(name, tmp_path):
     case = dict(CASES[name])
     recording = launch(tmp_path, case.pop("ranks"), **case)
-    facts, said = begin(recording.header, SGLANG), {}
-    for snapshot, blocks in recording.steps():
-        facts = step(facts, snapshot, blocks, SGLANG)
-        said.setdefault(diagnose(facts, SGLANG).state, snapshot.at_s)
+    said = {}
+    for snapshot, _, found in judged(recording):
+        said.setdefault(found.state, snapshot.at_s)
     assert not said.keys() & {"hung", "dead"}, said
     assert said.keys() & {"starting", "slow", "ready"}
 
@@ -205,10 +203,8 @@ def test_a_rank_that_sleeps_for_two_minutes_is_never_hung_for_sure_and_is_cleare
         "TP1": ((0, JOINS), (since_s, sleeps), (since_s + 120, goes_on)),
     }
     recording = launch(tmp_path, ranks, log=log, seconds=since_s + 130, storage="ext4")
-    facts, hung = begin(recording.header, SGLANG), {}
-    for snapshot, blocks in recording.steps():
-        facts = step(facts, snapshot, blocks, SGLANG)
-        found = diagnose(facts, SGLANG)
+    hung = {}
+    for snapshot, _, found in judged(recording):
         if found.state == "hung":
             hung[snapshot.at_s - since_s] = found.confidence
     assert hung, "it was still for long enough"
@@ -225,10 +221,8 @@ def test_who_watches_is_told_that_hung_is_withdrawn(events, tmp_path, capfd):
     recording = launch(tmp_path, ranks, log=log, seconds=since_s + 70, storage="ext4")
     lines = []
     talk = Talk(events=events, started=None, say=lines.append)
-    facts = begin(recording.header, SGLANG)
-    for snapshot, blocks in recording.steps():
-        facts = step(facts, snapshot, blocks, SGLANG)
-        talk.tell(facts, diagnose(facts, SGLANG))
+    for _, facts, found in judged(recording):
+        talk.tell(facts, found)
     if events:
         said = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
         hung = [each["state"] for each in said].index("hung")

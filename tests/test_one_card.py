@@ -10,10 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from looks import judged
 
 from hangdoctor import engines
-from hangdoctor.diagnose import diagnose
-from hangdoctor.facts.fold import begin, step
 from hangdoctor.recording import load
 
 CASES = Path(__file__).parent / "recordings" / "one_card"
@@ -29,12 +28,7 @@ def case(request):
     """Return what really happened, and what is said at each look."""
     recording = load(CASES / request.param)
     truth = msgspec.toml.decode((CASES / request.param / "cause.toml").read_bytes())
-    facts = begin(recording.header, SGLANG)
-    said = []
-    for snapshot, blocks in recording.steps():
-        facts = step(facts, snapshot, blocks, SGLANG)
-        said.append((snapshot.at_s, diagnose(facts, SGLANG)))
-    return truth, said
+    return truth, [(snapshot.at_s, found) for snapshot, _, found in judged(recording)]
 
 
 def test_it_is_not_called_hung_before_it_is_and_not_withdrawn_after(case):

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from looks import judged
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts.fold import begin, derive, step
+from hangdoctor.facts.fold import derive
 from hangdoctor.findings import weakest
 from hangdoctor.frames import call_path, shape
 from hangdoctor.model import SECTIONS, FileLock, Frame, Holder, Missing, Stacks
@@ -79,11 +80,7 @@ def verdict(recording):
 
 def states(recording):
     """Return the states that someone who watched would have been told, in their order."""
-    facts, found = begin(recording.header, SGLANG), []
-    for snapshot, blocks in recording.steps():
-        facts = step(facts, snapshot, blocks, SGLANG)
-        found.append(diagnose(facts, SGLANG).state)
-    return found
+    return [found.state for _, _, found in judged(recording)]
 
 
 @pytest.mark.parametrize(

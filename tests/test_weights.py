@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from looks import judged
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
-from hangdoctor.facts.fold import begin, derive, step
+from hangdoctor.facts.fold import derive
 from hangdoctor.facts.looks import next_looks
 from hangdoctor.loads import report
 from hangdoctor.model import Checkpoint, HeldFile, Missing, ShardFile, Weights
@@ -52,10 +53,7 @@ def verdict(recording):
 
 
 def prefixes(recording):
-    facts = begin(recording.header, SGLANG)
-    for snapshot, blocks in recording.steps():
-        facts = step(facts, snapshot, blocks, SGLANG)
-        yield facts, diagnose(facts, SGLANG)
+    return ((facts, found) for _, facts, found in judged(recording))
 
 
 def rank_of(recording, name="TP1"):
