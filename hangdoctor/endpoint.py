@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import shlex
 import socket
 import ssl
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from hangdoctor.collect import procfs
-from hangdoctor.errors import UsageError
+from hangdoctor.errors import InputError, UsageError
 from hangdoctor.model import Struct
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ CLOSED_S = 5.0
 """A listening socket is gone with its process."""
 
 _PROC = "/proc"
+_PORTS = range(11000, 20000)
+_COUNTED_ON = (0, 10000, *range(233, 240))
 _URL = "hangdoctor smoke --url http://127.0.0.1:30000 -- COMMAND ..."
 _ABSENT = (404, 405)
 _CONNECT_S = 1.0
@@ -142,6 +145,27 @@ def closes(endpoint: Endpoint) -> bool:
     return True
 
 
+def free_port() -> int:
+    """Return a port for a server, with those free that SGLang counts from it.
+
+    0.5.15 does not start where the one for gRPC, 10,000 further on, would be above 65,535, though
+    gRPC is off (server_args.py); DP attention takes six from 233 on. Kernels give ports away by
+    themselves from 32,768 on: all of these lie below.
+
+    Raises:
+        InputError: no port of its range is free.
+    """
+    ports = list(_PORTS)
+    random.shuffle(ports)
+    for port in ports:
+        if all(_is_free(port + further) for further in _COUNTED_ON):
+            return port
+    raise InputError(
+        f"no port from {_PORTS[0]} to {_PORTS[-1]} is free for a server",
+        hint="ss -ltn: end servers that were left over",
+    )
+
+
 def holder(endpoint: Endpoint) -> str:
     """Say which process listens on the port, as far as it can be seen; "" where it cannot."""
     with contextlib.suppress(OSError):
@@ -199,6 +223,16 @@ def in_thread(question: Callable[[], _T]) -> Future[_T]:
     answer: Future[_T] = Future()
     threading.Thread(target=_settle, args=(answer, question), daemon=True).start()
     return answer
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that lingers is free
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def _settle(answer: Future[_T], question: Callable[[], _T]) -> None:

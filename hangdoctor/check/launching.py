@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
 from functools import partial
@@ -19,7 +18,7 @@ from hangdoctor.check.overlay import overlay
 from hangdoctor.check.verdict import worst_first
 from hangdoctor.collect.installation import find_installation
 from hangdoctor.diagnose import diagnose
-from hangdoctor.endpoint import Endpoint, closes, endpoint_of, in_thread, is_open
+from hangdoctor.endpoint import Endpoint, closes, endpoint_of, free_port, in_thread, is_open
 from hangdoctor.errors import HangdoctorError, InputError
 from hangdoctor.gpu_memory import cards_before, check_freed
 from hangdoctor.launch import keeping, what_is_left
@@ -137,7 +136,7 @@ def launch_all(
             if subject.refused:
                 continue
             say(f"{subject.name}: starting a server ({number + 1} of {len(subjects)})")
-            port = _free_port()
+            port = free_port()
             words = [word.replace("{port}", str(port)) for word in shown]
             ran[subject.name] = one = _launch(
                 subject,
@@ -548,9 +547,3 @@ def _elsewhere(used: Installation | Missing | None, packages: Path) -> str | Non
     if not isinstance(used, Installation):
         return None
     return "" if Path(used.path).is_relative_to(packages.resolve()) else used.path
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -28,6 +28,7 @@ import sglang_lab  # test material beside the benchmarks
 
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
+from hangdoctor.endpoint import free_port
 from hangdoctor.limits import countdowns
 from hangdoctor.live import Live
 from hangdoctor.loads import report
@@ -183,7 +184,7 @@ def run(name: str, record: Path | None) -> list[dict[str, object]]:
                 path.stat().st_size for path in lab.environment.large_model.glob("*.safetensors")
             )
             # Side by side they would choose the same one for the ranks' rendezvous.
-            port = str(sglang_lab.free_port())
+            port = str(free_port())
             os.environ.update(case.environment)
             arguments = ("--nccl-port", port, *case.arguments)
             launched = lab.launch(case.variant, extra_args=arguments)

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import psutil
 from sglang_patches import PATCHES, RELATIVE_PATH
 
 from hangdoctor.check import stage
+from hangdoctor.endpoint import free_port
 from hangdoctor.patches import COMPANION, companion_text
 
 if TYPE_CHECKING:
@@ -358,13 +358,6 @@ def end_session(leader_pid: int) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGKILL)
         psutil.wait_procs(alive.values(), timeout=5)
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def overlay(environment: Environment, into: Path, patch: str | None) -> Path:
