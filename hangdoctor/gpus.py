@@ -55,6 +55,7 @@ TENANT_BYTES = 512 << 20
 OWN_DESCRIPTORS = 8
 """A process has 20 descriptors on the device file of its own card and 4 on that of another."""
 _COUNTER_BYTES = 1 << 32
+_MPS = "nvidia-cuda-mps"
 
 
 class Card(Struct, frozen=True):
@@ -71,6 +72,8 @@ class Card(Struct, frozen=True):
         linked_per_s: bytes over NVLink, both ways.
         errors_first: uncorrected memory errors at the first look.
         reading: what it does now; since_s: since when that holds.
+        shared: a process outside the launch is on it as well, or was at the look before: what the
+            card does may be that one's work.
         memory_grew_at_s: when its used memory last exceeded all before; grew_of: whose memory
             grew in this look.
     """
@@ -88,6 +91,7 @@ class Card(Struct, frozen=True):
     errors_first: int | None = None
     reading: Reading = "unknown"
     since_s: float = 0.0
+    shared: bool = False
     memory_grew_at_s: float | None = None
     grew_of: frozenset[int] = frozenset()
 
@@ -103,8 +107,10 @@ class Card(Struct, frozen=True):
         return max(rates, default=None)
 
 
-def see_card(card: Card | None, gpu: Gpu | Missing, at_s: float) -> Card:
-    """Take in a card's readings of now."""
+def see_card(
+    card: Card | None, gpu: Gpu | Missing, at_s: float, ours: Collection[int] = ()
+) -> Card:
+    """Take in a card's readings of now; `ours` are the PIDs of the launch."""
     if isinstance(gpu, Missing):
         lost: Reading = "lost" if gpu.reason == "gone" else "unknown"
         since_s = card.since_s if card and card.reading == lost else at_s
@@ -132,6 +138,7 @@ def see_card(card: Card | None, gpu: Gpu | Missing, at_s: float) -> Card:
         sent_per_s=sent,
         linked_per_s=linked,
         errors_first=gpu.uncorrected_errors if before.errors_first is None else before.errors_first,
+        shared=_is_shared(gpu, ours) or (before.last is not None and _is_shared(before.last, ours)),
         memory_grew_at_s=at_s if grew else before.memory_grew_at_s,
         grew_of=grew_of,
     )
@@ -166,21 +173,38 @@ def cards_of(cards: dict[int, Card], pids: Collection[int]) -> tuple[int, ...]:
     return tuple(index for index, count in opened.items() if count == most)
 
 
-def moves_data_of(card: Card, pids: Collection[int], at_s: float) -> str:
+def others_only(card: Card, ours: Collection[int]) -> bool:
+    """Tell whether a card has processes here on it, and none of the launch."""
+    processes = card.last.processes if card.last else None
+    return bool(processes) and all(one.name and one.pid not in ours for one in processes or ())
+
+
+def moves_data_of(card: Card, pids: Collection[int], at_s: float, *, uses_it: bool = True) -> str:
     """Say by what a card shows that a rank moves, whose processes these are; "" for nothing.
 
     Memory that another tenant takes is not the rank's. A kernel that spins can poll the host's
     memory over PCIe, but uses no memory of its own card and keeps it busy.
+
+    Args:
+        card: of the rank.
+        pids: of the rank and what it has started.
+        at_s: now.
+        uses_it: the rank may be behind what the card does: else one that is shared tells nothing
+            of it but the memory that it holds.
     """
     gpu = card.gpu
     if isinstance(gpu, Missing):
         return ""
     sized = {process.pid for process in gpu.processes or () if process.used_bytes is not None}
+    not_its_own = card.shared and not uses_it
     if sized & set(pids):
-        if card.grew_of & set(pids):
-            return f"memory of GPU {gpu.index} grows"
-    elif card.memory_grew_at_s == at_s:
+        grew = bool(card.grew_of & set(pids))
+    else:
+        grew = card.memory_grew_at_s == at_s and not not_its_own
+    if grew:
         return f"memory of GPU {gpu.index} grows"
+    if not_its_own:
+        return ""
     if card.reading == "computing":
         return f"GPU {gpu.index} computes"
     may_spin = (gpu.util_pct or 0) >= 50 and not gpu.memory_util_pct
@@ -209,14 +233,7 @@ def left_behind(card: Card, ours: Collection[int]) -> tuple[GpuProcess, ...]:
 
 def untold_bytes(card: Card) -> int:
     """Return how much memory is in use on a card without a process that the driver names."""
-    gpu = card.last
-    if gpu is None or gpu.memory_used_bytes is None or gpu.processes is None:
-        return 0
-    named = [process.used_bytes for process in gpu.processes]
-    if any(size is None for size in named):
-        return 0
-    rest = gpu.memory_used_bytes - sum(size or 0 for size in named)
-    return rest if rest >= UNTOLD_BYTES else 0
+    return 0 if card.last is None else _untold_bytes(card.last)
 
 
 def is_full(card: Card) -> bool:
@@ -225,6 +242,30 @@ def is_full(card: Card) -> bool:
     if isinstance(gpu, Missing) or gpu.memory_total_bytes is None or gpu.memory_used_bytes is None:
         return False
     return gpu.memory_total_bytes - gpu.memory_used_bytes < FULL_BYTES
+
+
+def _untold_bytes(gpu: Gpu) -> int:
+    if gpu.memory_used_bytes is None or gpu.processes is None:
+        return 0
+    named = [process.used_bytes for process in gpu.processes]
+    if any(size is None for size in named):
+        return 0
+    rest = gpu.memory_used_bytes - sum(size or 0 for size in named)
+    return rest if rest >= UNTOLD_BYTES else 0
+
+
+def _is_shared(gpu: Gpu, ours: Collection[int]) -> bool:
+    """Tell whether others are on a card beside the launch, by its processes and its memory.
+
+    PIDs that name none of the launch may be another namespace's. One that is gone does nothing,
+    and the MPS server works for its clients.
+    """
+    pids = {
+        process.pid
+        for process in gpu.processes or ()
+        if process.name is None or not (process.name == "" or process.name.startswith(_MPS))
+    }
+    return bool(pids & set(ours)) and bool(pids - set(ours) or _untold_bytes(gpu))
 
 
 def _grown(peaks_bytes: dict[int, int], gpu: Gpu) -> tuple[dict[int, int], frozenset[int]]:

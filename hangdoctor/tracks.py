@@ -28,7 +28,7 @@ from hangdoctor.units import rate
 from hangdoctor.waits import same_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from hangdoctor.engines import Wait
 
@@ -288,6 +288,12 @@ def see_end(track: Track, at_s: float, status: int | None) -> Track:
         ended_at_s=at_s if track.ended_at_s is None else track.ended_at_s,
         exit_status=track.exit_status if status is None else status,
     )
+
+
+def own_pids(known: Iterable[Track]) -> frozenset[int]:
+    """Return the PIDs under which the driver may know processes: as seen from here, and inside."""
+    pids = [(track.process.pid, track.process.inner_pid) for track in known]
+    return frozenset(pid for pair in pids for pid in pair if pid is not None)
 
 
 def lives(track: Track) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hangdoctor.engines import PEER_KINDS
 from hangdoctor.facts import RankFacts, phase_index
 from hangdoctor.frames import first_place, same_shape
 from hangdoctor.model import Struct
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from hangdoctor.engines import Engine
     from hangdoctor.facts import Facts
 
-PEER_KINDS = ("peers", "rendezvous")
 SPIN_S = 5.0
 """A card that spins shorter than this tells nothing."""
 
@@ -223,7 +223,7 @@ def _spins(rank: RankFacts, facts: Facts) -> bool:
     """Tell whether all cards of a rank have been spinning for a while."""
     at_s = facts.at_s or 0.0
     cards = [facts.cards[index] for index in rank.cards if index in facts.cards]
-    return bool(cards) and all(
+    return rank.reading == "spinning" and all(
         card.reading == "spinning" and at_s - card.since_s >= SPIN_S for card in cards
     )
 

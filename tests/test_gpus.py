@@ -105,6 +105,33 @@ def test_memory_that_another_tenant_takes_is_no_progress_of_ours():
 
 
 @pytest.mark.parametrize(
+    ("others", "used", "shared"),
+    [
+        ((GpuProcess(STRANGER, 22 << 20, "python3"),), 2 * GIB, True),
+        ((GpuProcess(STRANGER, None, None),), 2 * GIB, True),  # hidden from us
+        ((), 20 * GIB, True),  # another namespace's, which the driver does not name
+        ((), 2 * GIB, False),
+        ((GpuProcess(STRANGER, GIB, ""),), 3 * GIB, False),  # gone
+        ((GpuProcess(STRANGER, GIB, "nvidia-cuda-mps"),), 3 * GIB, False),
+    ],
+)
+def test_a_card_is_shared_where_others_may_work_on_it(others, used, shared):
+    gpu = Gpu(
+        index=0,
+        util_pct=90,
+        memory_util_pct=40,
+        memory_used_bytes=used,
+        processes=(GpuProcess(OWN, 2 * GIB), *others),
+    )
+    card = see_card(see_card(None, gpu, 0.0, {OWN}), gpu, 1.0, {OWN})
+    assert (card.reading, card.shared) == ("computing", shared)
+    assert moves_data_of(card, {OWN}, 1.0, uses_it=True)
+    assert bool(moves_data_of(card, {OWN}, 1.0, uses_it=False)) is not shared
+    alone = replace(gpu, processes=(GpuProcess(OWN, 2 * GIB),), memory_used_bytes=2 * GIB)
+    assert see_card(card, alone, 2.0, {OWN}).shared is shared  # it may have ended in between
+
+
+@pytest.mark.parametrize(
     ("opened", "mine"),
     [
         ([{OWN: 20, 711: 4}, {OWN: 4, 711: 20}], (0,)),
@@ -174,6 +201,61 @@ def test_a_lost_card_is_named_with_its_rank(tmp_path):
     (lost,) = only(found, "gpu-lost")
     assert (lost.title, lost.ranks) == ("GPU 1 is lost, on which TP1 ran", ("TP1",))
     assert found.state == "unknown"  # a card that cannot be asked may have shown progress
+
+
+WORK = {"util_pct": 90, "memory_util_pct": 40, "power_w": 480.0}
+
+
+def working(*others):
+    """Return a change: the card of TP1 computes from 30 s on, its rank on it beside others."""
+
+    def change(gpus, at_s):
+        work = WORK if at_s >= 30 else {}
+        return with_card(1, processes=processes_with(*others), **work)(gpus, at_s)
+
+    return change
+
+
+def test_what_others_do_on_a_card_is_no_progress_of_a_rank_that_sleeps(tmp_path):
+    _, alone = told_with(tmp_path / "alone", working())
+    assert alone.state == "starting"
+    _, found = told_with(tmp_path, working(GpuProcess(STRANGER, GIB, "python3")))
+    assert (found.state, found.culprits) == ("hung", ("TP1",))
+
+
+def test_what_others_may_do_on_a_card_may_be_what_a_rank_waits_for(tmp_path):
+    waits = {"TP0": Does(stack=told.SYNC), "TP1": Does(stack=told.SYNC)}
+    others = working(GpuProcess(STRANGER, GIB, "python3"))
+    _, found = told_with(tmp_path, others, waits, seconds=200)
+    assert found.state == "starting"
+
+
+def test_a_card_that_spins_for_others_holds_nobody_up(tmp_path):
+    spins = {"util_pct": 100, "memory_util_pct": 0, "power_w": 122.0}
+
+    def change(gpus, at_s):
+        work = spins if at_s >= 30 else {}
+        others = processes_with(GpuProcess(STRANGER, GIB, "python3"))
+        return with_card(1, processes=others, **work)(gpus, at_s)
+
+    _, found = told_with(tmp_path, change)
+    (spinning,) = only(found, "gpu-spinning")
+    assert spinning.title == "GPU 1 spins: busy, but at idle power"
+    assert "not the launch alone is on it" in spinning.because[0].text
+    assert (found.state, found.culprits) == ("hung", ("TP1",))
+
+
+def test_cards_of_others_are_not_behind_a_rank_that_has_none_yet(tmp_path):
+    def change(gpus, at_s):
+        theirs = (GpuProcess(STRANGER, 9 * GIB, "python3"),)
+        work = WORK if at_s >= 30 else {}
+        cards = {
+            index: replace(card, processes=theirs, **work) for index, card in gpus.cards.items()
+        }
+        return replace(gpus, cards=cards)
+
+    _, found = told_with(tmp_path, change)
+    assert (found.state, found.culprits) == ("hung", ("TP1",))
 
 
 def test_a_driver_that_does_not_answer_is_a_finding_and_makes_nothing_surer(tmp_path):

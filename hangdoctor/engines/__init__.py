@@ -31,6 +31,9 @@ PHASES: tuple[Phase, ...] = Phase.__args__  # type: ignore[attr-defined]  # Lite
 ONLY_RANK = "TP0"
 """Name of the only rank of a launch, which neither titles nor prefixes name."""
 
+PEER_KINDS = ("peers", "rendezvous")
+"""Kinds of waits that end only when other ranks come."""
+
 Section = Literal["log", "processes", "stacks", "gpus"]
 
 

@@ -46,7 +46,7 @@ class RankFacts(Struct, frozen=True):
         moved_by: what moved last.
         cpu_pct: of one core.
         cards: indices of its GPUs; empty where not known.
-        reading: what its GPUs do.
+        reading: what its GPU does; "unknown" where others are on it, and may do that.
         log_phase: the phase by the log alone.
         phase_sure: the phase is told by the log or by a frame that belongs to it alone.
         settled_s: how long its stack has shown nothing new, over at least two dumps; else None.

@@ -17,8 +17,8 @@ from hangdoctor.collectives import compare
 from hangdoctor.engines import Engine, matches_any
 from hangdoctor.facts import Facts, log_news
 from hangdoctor.facts.lineage import WORK_PCT, family, see_processes
-from hangdoctor.facts.rank_view import rank_view
-from hangdoctor.gpus import cards_of, moves_data_of, see_card
+from hangdoctor.facts.rank_view import may_use_card, rank_view
+from hangdoctor.gpus import cards_of, moves_data_of, others_only, see_card
 from hangdoctor.host_memory import see_allocations, see_peak
 from hangdoctor.launches import expected_count, expected_ranks, rank_order, sizes_of
 from hangdoctor.logs.timeline import Timeline, logged_stands
@@ -96,7 +96,7 @@ def step(facts: Facts, snapshot: Snapshot | None, blocks: Iterable[bytes], engin
         facts = _see_waits(facts, snapshot)
         facts = _see_weights(facts, snapshot)
         facts = _see_caches(facts, snapshot, engine)
-        facts = _see_gpus(facts, snapshot)
+        facts = _see_gpus(facts, snapshot, engine)
         if isinstance(snapshot.host, Host):
             facts = msgspec.structs.replace(
                 facts,
@@ -202,12 +202,13 @@ def _see_caches(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
     return msgspec.structs.replace(facts, caches=seen, tracks=known)
 
 
-def _see_gpus(facts: Facts, snapshot: Snapshot) -> Facts:
+def _see_gpus(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
     if not isinstance(snapshot.gpus, Gpus):
         return facts
     at_s = snapshot.at_s
+    ours = tracks.own_pids(facts.tracks.values())
     cards = {
-        index: see_card(facts.cards.get(index), gpu, at_s)
+        index: see_card(facts.cards.get(index), gpu, at_s, ours)
         for index, gpu in snapshot.gpus.cards.items()
     }
     known = dict(facts.tracks)
@@ -218,14 +219,20 @@ def _see_gpus(facts: Facts, snapshot: Snapshot) -> Facts:
     for index in mapped.union(cards_of(cards, known.keys())):
         if isinstance(gpu := cards[index].gpu, Gpu):
             cards[index] = msgspec.structs.replace(cards[index], held=gpu)
+    nobodys = {
+        index
+        for index, card in cards.items()
+        if index not in mapped and not others_only(card, ours)
+    }
     for pid, pids in families.items():
         track = known[pid]
         # A rank whose card NVML does not tell, as in a PID namespace of its own, may be behind any
         # card that is nobody's; one that uses none is behind none.
-        anybody = set() if facts.cpu_launch else set(cards) - mapped
+        anybody = set() if facts.cpu_launch else nobodys
         own = cards_of(cards, pids) or tuple(anybody)
+        uses_it = may_use_card(track, engine)
         for index in own:
-            if by := moves_data_of(cards[index], pids, at_s):
+            if by := moves_data_of(cards[index], pids, at_s, uses_it=uses_it):
                 known[pid] = tracks.moved(track, at_s, by)
     return msgspec.structs.replace(facts, cards=cards, tracks=known)
 

@@ -10,6 +10,7 @@ import msgspec
 from hangdoctor import tracks
 from hangdoctor.blocked import blocked_threads, lock_waits
 from hangdoctor.busy import Busy, Loop, find_loop
+from hangdoctor.engines import PEER_KINDS
 from hangdoctor.facts import Facts, RankFacts, phase_index, stamp_age_s
 from hangdoctor.facts.file_locks import locks_of, may_poll, polls_per_s
 from hangdoctor.facts.lineage import WORK_PCT, busiest, family
@@ -21,6 +22,7 @@ from hangdoctor.waits import describe_peek
 
 if TYPE_CHECKING:
     from hangdoctor.engines import Engine
+    from hangdoctor.gpus import Reading
     from hangdoctor.logs.stacks import Standing
     from hangdoctor.tracks import Track
 
@@ -107,7 +109,7 @@ def _of_process(
         moved_by=track.moved_by,
         cpu_pct=track.cpu_pct,
         cards=cards,
-        reading=facts.cards[cards[0]].reading if cards else None,
+        reading=_reading(track, cards, facts, engine),
         log_phase=log_phase,
         phase_sure=phase_sure,
         settled_s=dumped_s - track.settled_at_s
@@ -140,6 +142,26 @@ def _of_process(
         polls_per_s=wakes_per_s,
         may_poll=may_poll(track, facts.locks) if wakes_per_s is not None else (),
     )
+
+
+def may_use_card(track: Track, engine: Engine) -> bool:
+    """Tell whether a rank may be behind what a card does that others are on as well.
+
+    One that waits for its GPU may, and one that works at nothing that is told; not one that waits
+    for its peers, or sleeps.
+    """
+    if track.stack is None:
+        return True
+    kind = next((wait.kind for wait in engine.waits if track.wait and wait.id == track.wait[0]), "")
+    return kind == "device" or ((track.cpu_pct or 0) >= WORK_PCT and kind not in PEER_KINDS)
+
+
+def _reading(track: Track, cards: tuple[int, ...], facts: Facts, engine: Engine) -> Reading | None:
+    """Return what a rank's card does; "unknown" where that may well be the work of others."""
+    if not cards:
+        return None
+    card = facts.cards[cards[0]]
+    return card.reading if not card.shared or may_use_card(track, engine) else "unknown"
 
 
 def _loop(track: Track, facts: Facts) -> Loop | None:

@@ -10,6 +10,7 @@ from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.model import Gpu, Missing
 from hangdoctor.rules.case import replicas
 from hangdoctor.rules.deaths import kernel_messages
+from hangdoctor.tracks import own_pids
 from hangdoctor.waitgraph import SPIN_S
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def gpu_spinning(case: Case) -> Iterator[Finding]:
     What to do: look at the rank whose card idles; ask NCCL: `nc localhost 28028 <<< status`.
     """
     at_s = case.facts.at_s or 0.0
+    waiting = {rank.name for rank in case.graph.waiting}
     spinning = {
         index: card
         for index, card in case.facts.cards.items()
@@ -41,13 +43,19 @@ def gpu_spinning(case: Case) -> Iterator[Finding]:
     idle = [
         rank.name
         for part in replicas(case)
-        if any(set(rank.cards) & set(spinning) for rank in part.facts.ranks)
+        if any(
+            rank.reading == "spinning" and set(rank.cards) & set(spinning)
+            for rank in part.facts.ranks
+        )
         for rank in part.facts.ranks
         if rank.cards and all(_idles(case, index) for index in rank.cards)
     ]
     cards = enumerate_names([f"GPU {index}" for index in spinning])
-    its = "its" if len(idle) == 1 else "their"
-    but = f"; {enumerate_names(idle)} never launched {its} part" if idle else ""
+    # One that waits for its peers on the host has come to another operation, or the kernel is in
+    # none: that it lacks in the kernel's is not known.
+    absent = [name for name in idle if name not in waiting]
+    its = "its" if len(absent) == 1 else "their"
+    but = f"; {enumerate_names(absent)} never launched {its} part" if absent else ""
     yield Finding(
         rule="gpu-spinning",
         verdict="found",
@@ -57,7 +65,8 @@ def gpu_spinning(case: Case) -> Iterator[Finding]:
         confidence="low",
         because=tuple(
             Evidence(
-                text=f"{_spins(card.gpu, card.idle_power_w)}, for {at_s - card.since_s:.0f} s",
+                text=f"{_spins(card.gpu, card.idle_power_w)}, for {at_s - card.since_s:.0f} s"
+                + (", and not the launch alone is on it" if card.shared else ""),
                 at_s=at_s,
             )
             for card in spinning.values()
@@ -148,12 +157,7 @@ def gpu_shared(case: Case) -> Iterator[Finding]:
     What to do: end what was left behind, if it is yours; else give the launch cards of its own.
     """
     facts = case.facts
-    ours = {
-        pid
-        for track in facts.tracks.values()
-        for pid in (track.process.pid, track.process.inner_pid)
-        if pid
-    }
+    ours = own_pids(facts.tracks.values())
     for index, card in sorted(facts.cards.items()):
         ranks = _ranks_on(case, index)
         named = [

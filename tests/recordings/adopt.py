@@ -18,7 +18,7 @@ import msgspec
 
 from hangdoctor import engines
 from hangdoctor.frames import is_python
-from hangdoctor.model import Gpu, Gpus, Processes, ProcessStacks, Stacks
+from hangdoctor.model import Processes, ProcessStacks, Stacks
 from hangdoctor.recording import HEADER_NAME, LOG_NAME, SNAPSHOTS_NAME, load
 
 FAULT = "sitecustomize.py"
@@ -33,16 +33,9 @@ def adopt(source, case, paths, every_s=0.0):
     recording = load(source)
     case.mkdir(parents=True)
     sglang = engines.load("sglang")
-    ours = {
-        process.pid
-        for snapshot in recording.snapshots
-        if isinstance(snapshot.processes, Processes)
-        for process in snapshot.processes.processes
-        if engines.role_of(sglang, process.title) is not None
-    }
     busy = _busy(recording.snapshots)
     looks = _thinned(recording.snapshots, every_s)
-    snapshots = [_snapshot(each, ours, busy, sglang) for each in looks]
+    snapshots = [_snapshot(each, busy, sglang) for each in looks]
     lines = b"".join(_neutral(msgspec.json.encode(each), paths) + b"\n" for each in snapshots)
     (case / (SNAPSHOTS_NAME + ".gz")).write_bytes(gzip.compress(lines, 9, mtime=0))
     header = replace(
@@ -80,8 +73,8 @@ def _busy(snapshots):
     return busy
 
 
-def _snapshot(snapshot, ours, busy, sglang):
-    processes, stacks, gpus = snapshot.processes, snapshot.stacks, snapshot.gpus
+def _snapshot(snapshot, busy, sglang):
+    processes, stacks = snapshot.processes, snapshot.stacks
     if isinstance(processes, Processes):
         kept = tuple(
             _process(process, sglang)
@@ -100,17 +93,7 @@ def _snapshot(snapshot, ours, busy, sglang):
                 for pid, stack in stacks.by_pid.items()
             }
         )
-    if isinstance(gpus, Gpus):
-        cards = {
-            index: replace(
-                gpu, processes=tuple(each for each in gpu.processes or () if each.pid in ours)
-            )
-            if isinstance(gpu, Gpu)
-            else gpu
-            for index, gpu in gpus.cards.items()
-        }
-        gpus = replace(gpus, cards=cards)
-    return replace(snapshot, processes=processes, stacks=stacks, gpus=gpus)
+    return replace(snapshot, processes=processes, stacks=stacks)
 
 
 def _of_the_launch(process, sglang):

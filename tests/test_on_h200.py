@@ -1,7 +1,8 @@
-"""Two and eight ranks of real SGLang on one H200, with real NCCL: each look at each recording.
+"""Real SGLang with real NCCL on one H200 and on two: each look at each recording.
 
-NCCL takes each rank for a host of its own (NCCL_HOSTID) and goes over loopback, so that its ranks
-may share a card. Looks that follow one another closely are left out.
+On one, NCCL takes each of two or eight ranks for a host of its own (NCCL_HOSTID) and goes over
+loopback, so that they may share a card. On two, launches side by side share both cards. Looks that
+follow one another closely are left out.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ from looks import judged
 from hangdoctor import engines
 from hangdoctor.recording import load
 
-CASES = Path(__file__).parent / "recordings" / "one_card"
+RECORDINGS = Path(__file__).parent / "recordings"
 SGLANG = engines.load("sglang")
-NAMES = sorted(path.parent.name for path in CASES.glob("*/cause.toml"))
+CASES = sorted(
+    str(path.parent.relative_to(RECORDINGS))
+    for folder in ("one_card", "two_cards")
+    for path in RECORDINGS.glob(f"{folder}/*/cause.toml")
+)
 HUNG_AFTER_S = 40.0
 LOOK_S = 16.0
 """Between two looks that were kept, and as much again: stillness is seen from the second on."""
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=CASES)
 def case(request):
     """Return what really happened, and what is said at each look."""
-    recording = load(CASES / request.param)
-    truth = msgspec.toml.decode((CASES / request.param / "cause.toml").read_bytes())
+    recording = load(RECORDINGS / request.param)
+    truth = msgspec.toml.decode((RECORDINGS / request.param / "cause.toml").read_bytes())
     return truth, [(snapshot.at_s, found) for snapshot, _, found in judged(recording)]
 
 
