@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hangdoctor.facts import phase_index
 from hangdoctor.findings import Diagnosis, Normal, Unseen, weakest
 from hangdoctor.model import Missing
 from hangdoctor.next_steps import choose
 from hangdoctor.rules import PER_REPLICA, RULES
-from hangdoctor.rules.case import make_case, phase_age_s, replicas
+from hangdoctor.rules.case import imports, make_case, phase_age_s, phase_of_launch, replicas
 
 if TYPE_CHECKING:
     from hangdoctor.engines import Engine, Phase
@@ -130,12 +129,10 @@ def _launch_phase(case: Case) -> Phase | None:
     None where ranks are there and neither a stack nor the log tells what they do.
     """
     facts = case.facts
-    phases = [rank.phase for rank in facts.ranks if rank.phase and rank.present is not False]
-    if phases:
-        return min(phases, key=phase_index)
-    if facts.ranks or not facts.tracks:
-        return facts.launch_log_phase
-    return facts.launch_log_phase or "start"
+    if phase := phase_of_launch(facts):
+        return phase
+    starts = bool(facts.tracks) and (not facts.ranks or imports(facts))
+    return facts.launch_log_phase or ("start" if starts else None)
 
 
 def _title(case: Case, leading: Finding | None, state: State) -> str:

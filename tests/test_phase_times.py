@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+from looks import judged
 
 from hangdoctor import engines
 from hangdoctor.commands.sources import longest_phases
@@ -99,3 +100,14 @@ def test_a_recording_of_a_good_start_says_what_is_normal_as_its_log_does():
     by_log = longest_phases([recording / "server.log"], "sglang")
     assert longest_phases([recording], "sglang") == by_log
     assert by_log["weights"] < 10
+
+
+def test_a_launch_is_as_far_as_its_last_rank_one_that_still_imports_too(tmp_path):
+    ranks = {
+        "TP0": ((0, Does(stack=told.IMPORTS)), (10, Does(stack=told.DIST, maps_per_s=9e6))),
+        "TP1": ((0, Does(stack=told.IMPORTS)), (30, Does(stack=told.DIST, maps_per_s=9e6))),
+    }
+    recording = launch(tmp_path, ranks, log=good_log(tuple(ranks), "args"), seconds=45)
+    phases = {snapshot.at_s: found.phase for snapshot, _, found in judged(recording)}
+    assert {phases[at_s] for at_s in range(3, 29)} == {"start"}
+    assert phases[40] == "distributed-init"

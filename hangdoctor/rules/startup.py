@@ -22,6 +22,7 @@ from hangdoctor.rules.case import (
     lost_by_log,
     past_normal,
     phase_of_failure,
+    phase_of_launch,
     signs_of,
     stands,
     to_blame_for_failure,
@@ -283,7 +284,7 @@ def still_progressing(case: Case) -> Iterator[Finding]:
     alive = any(rank.present for rank in facts.ranks) or (launcher and lives(launcher))
     if not alive or not (moving or _moved_at_all(case)):
         return
-    phase = earliest_phase(tuple(rank for rank in facts.ranks if rank.present is not False))
+    phase = phase_of_launch(facts)
     if phase_index(phase) >= phase_index("server") and not facts.launch_log_phase:
         return  # without the log, its loop looks the same before and after it is ready
     overdue = past_normal(case, phase)
