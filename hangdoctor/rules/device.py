@@ -187,7 +187,7 @@ def gpu_shared(case: Case) -> Iterator[Finding]:
                 ranks=ranks,
                 confidence="low",
                 seen=[f"GPU {index}: {one}" for one in holders],
-                advice=f"nvidia-smi -i {index}: end what was left behind, if it is yours",
+                advice="nvidia-smi: who else is on the GPUs? End what was left behind, if yours",
             )
 
 
