@@ -223,10 +223,17 @@ def test_what_others_do_on_a_card_is_no_progress_of_a_rank_that_sleeps(tmp_path)
     assert (found.state, found.culprits) == ("hung", ("TP1",))
 
 
-def test_what_others_may_do_on_a_card_may_be_what_a_rank_waits_for(tmp_path):
-    waits = {"TP0": Does(stack=told.SYNC), "TP1": Does(stack=told.SYNC)}
+@pytest.mark.parametrize(
+    "does",
+    [
+        Does(stack=told.SYNC),
+        Does(stack=told.LOADING, cpu_pct=0, kernel="poll_schedule_timeout"),  # a blocking wait
+        Does(stack=told.LOADING, cpu_pct=60, state="R", kernel="0"),
+    ],
+)
+def test_what_others_may_do_on_a_card_may_be_what_a_rank_waits_for(does, tmp_path):
     others = working(GpuProcess(STRANGER, GIB, "python3"))
-    _, found = told_with(tmp_path, others, waits, seconds=200)
+    _, found = told_with(tmp_path, others, {"TP0": does, "TP1": does}, seconds=200)
     assert found.state == "starting"
 
 

@@ -27,6 +27,23 @@ if TYPE_CHECKING:
     from hangdoctor.tracks import Track
 
 
+_NO_GPU = (
+    "futex",
+    "hrtimer_nanosleep",
+    "do_wait",
+    "pipe",
+    "anon_pipe",
+    "wait_for_partner",
+    "fifo_open",
+    "unix_stream",
+    "sk_wait",
+    "flock_lock",
+    "locks_lock",
+    "do_epoll_wait",
+    "ep_poll",
+)
+"""Beginnings of kernel functions in which a thread sleeps that waits for no GPU."""
+
 MOVING_S = 5.0
 """A rank that moved within the last so many seconds is moving."""
 
@@ -147,13 +164,17 @@ def _of_process(
 def may_use_card(track: Track, engine: Engine) -> bool:
     """Tell whether a rank may be behind what a card does that others are on as well.
 
-    One that waits for its GPU may, and one that works at nothing that is told; not one that waits
-    for its peers, or sleeps.
+    Not one that waits for its peers, and not one that uses no CPU and sleeps where nothing of the
+    GPU is waited for: CUDA spins, polls a descriptor of the driver's, or sleeps in the driver.
     """
     if track.stack is None:
         return True
     kind = next((wait.kind for wait in engine.waits if track.wait and wait.id == track.wait[0]), "")
-    return kind == "device" or ((track.cpu_pct or 0) >= WORK_PCT and kind not in PEER_KINDS)
+    if kind == "device" or kind in PEER_KINDS:
+        return kind == "device"
+    threads = track.process.threads
+    kernel = (threads[0].wchan or "") if threads else ""
+    return (track.cpu_pct or 0) >= WORK_PCT or not kernel.startswith(_NO_GPU)
 
 
 def _reading(track: Track, cards: tuple[int, ...], facts: Facts, engine: Engine) -> Reading | None:
