@@ -164,14 +164,16 @@ def _of_process(
 def may_use_card(track: Track, engine: Engine) -> bool:
     """Tell whether a rank may be behind what a card does that others are on as well.
 
-    Not one that waits for its peers, and not one that uses no CPU and sleeps where nothing of the
-    GPU is waited for: CUDA spins, polls a descriptor of the driver's, or sleeps in the driver.
+    Not one that waits for its peers or runs away in tiny writes, and not one that uses no CPU and
+    sleeps where no GPU is waited for: CUDA spins, polls the driver's descriptor, or is in it.
     """
     if track.stack is None:
         return True
     kind = next((wait.kind for wait in engine.waits if track.wait and wait.id == track.wait[0]), "")
     if kind == "device" or kind in PEER_KINDS:
         return kind == "device"
+    if track.runaway_since_s is not None:
+        return False
     threads = track.process.threads
     kernel = (threads[0].wchan or "") if threads else ""
     return (track.cpu_pct or 0) >= WORK_PCT or not kernel.startswith(_NO_GPU)
