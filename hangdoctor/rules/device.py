@@ -9,7 +9,7 @@ from hangdoctor import gpus
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.model import Gpu, Missing
 from hangdoctor.rules.case import replicas
-from hangdoctor.rules.deaths import kernel_messages
+from hangdoctor.rules.exits import kernel_messages
 from hangdoctor.tracks import own_pids
 from hangdoctor.waitgraph import SPIN_S
 

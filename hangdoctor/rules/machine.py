@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.findings import Evidence, Finding
 from hangdoctor.host_memory import memory_uses
-from hangdoctor.rules.deaths import NEARLY_FULL
+from hangdoctor.rules.exits import NEARLY_FULL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

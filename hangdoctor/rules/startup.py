@@ -27,7 +27,8 @@ from hangdoctor.rules.case import (
     stands,
     to_blame_for_failure,
 )
-from hangdoctor.rules.deaths import describe_status, exception_of
+from hangdoctor.rules.deaths import exception_of
+from hangdoctor.rules.exits import describe_status
 from hangdoctor.tracks import lives
 from hangdoctor.waitgraph import launcher_waits_for
 
