@@ -233,6 +233,135 @@ def test_ranks_without_a_launcher_are_orphans_only_below_what_starts_none(
     assert (found.state == "dead") == orphans
 
 
+LOST = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by "
+    "peer [127.0.0.1]:21912"
+)
+SIGQUIT = "| Received sigquit from a child process. It usually means the child failed."
+
+
+def ended(tmp_path, statuses, *, lost=("TP0",), error=LOST, at_s=None, end=SIGQUIT, launcher=-9):
+    """A launch that ends at 40 s: each rank with its status, at its second; some lost a peer."""
+    log = good_log(tuple(statuses), "load-end")
+    for name in lost:
+        log += [
+            (40.0, f"{name}| Scheduler hit an exception: Traceback (most recent call last):"),
+            (40.0, f'  File "/x/sglang/srt/{told.DIST[0].split()[1].split(":")[0]}", line 9, in f'),
+            (40.0, error),
+        ]
+    at_s = at_s or {}
+    ranks = {
+        name: ((0.0, LOADS), (at_s.get(name, 40.0), Does(gone=status)))
+        for name, status in statuses.items()
+    }
+    recording = launch(tmp_path, ranks, log=[*log, (40.0, end)] if end else log, seconds=60)
+    if launcher is None:
+        return recording
+    for pid in (LAUNCHER, DETOKENIZER):
+        recording = with_processes(recording, without(pid, 40))
+    return with_snapshots(
+        recording,
+        lambda each: (
+            replace(
+                each,
+                processes=replace(
+                    each.processes, ended={**each.processes.ended, LAUNCHER: launcher}
+                ),
+            )
+            if each.at_s >= 40
+            else each
+        ),
+    )
+
+
+def test_the_rank_that_ended_by_itself_is_to_blame_for_the_one_that_lost_it(tmp_path):
+    found = verdict(ended(tmp_path, {"TP0": -9, "TP1": 1}))
+    assert (found.state, found.culprits, found.confidence) == ("dead", ("TP1",), "high")
+    assert found.title == (
+        "the launch has ended: TP1 ended without a word (exit status 1), and TP0 lost its "
+        "connection to it"
+    )
+    because = [item.text for item in found.findings[0].because]
+    assert because[0] == "TP1: exit status 1"
+    assert any("os._exit" in advice for advice in found.findings[0].advice)
+
+
+@pytest.mark.parametrize(
+    ("status", "confidence", "how"),
+    [(-11, "high", "was killed by SIGSEGV"), (-6, "medium", "was killed by SIGABRT")],
+)
+def test_of_eight_ranks_the_one_that_faulted_is_to_blame(status, confidence, how, tmp_path):
+    statuses = {f"TP{n}": -9 for n in range(8)} | {"TP3": status}
+    found = verdict(ended(tmp_path, statuses, lost=("TP0", "TP6")))
+    assert (found.culprits, found.confidence) == (("TP3",), confidence)
+    assert f"TP3 {how}, and TP0 and TP6 lost their connections to it" in found.title
+
+
+def test_ranks_that_were_all_killed_at_once_do_not_tell_which_was_first(tmp_path):
+    statuses = {f"TP{n}": -9 for n in range(8)}
+    found = verdict(ended(tmp_path, statuses))
+    assert (found.state, found.culprits, found.confidence) == ("dead", (), "high")
+    assert "TP0 lost its connection to a peer, which had ended without a word" in found.title
+    earlier = verdict(ended(tmp_path, statuses, at_s={"TP3": 38.0}))
+    assert (earlier.culprits, earlier.confidence) == (("TP3",), "medium")
+    assert "TP3 was killed by SIGKILL, and TP0 lost" in earlier.title
+
+
+def test_the_kernels_line_on_a_rank_makes_it_the_one_that_the_others_lost(tmp_path):
+    recording = ended(tmp_path, {f"TP{n}": -9 for n in range(8)})
+    message = kernel_says(FIRST_RANK + 5, COMM)
+    recording = with_processes(recording, lambda _, process: replace(process, comm=COMM))
+    recording = with_snapshots(
+        recording, lambda each: replace(each, host=Host(oom_kills=0, kernel_log=message))
+    )
+    found = verdict(recording)
+    assert (found.culprits, found.confidence) == (("TP5",), "high")
+    assert "TP5 was killed by SIGKILL: out of memory" in found.title
+
+
+def test_a_rank_that_ended_and_one_that_lost_it_are_told_apart_below_a_launcher_that_lives(
+    tmp_path,
+):
+    found = verdict(ended(tmp_path, {"TP0": 0, "TP1": 1}, end="", launcher=None))
+    assert (found.state, found.culprits, found.confidence) == ("dead", ("TP1",), "high")
+    assert found.title == (
+        "TP1 ended without a word (exit status 1), and TP0 lost its connection to it"
+    )
+
+
+def test_a_peer_that_still_lives_has_not_ended(tmp_path):
+    recording = launch(
+        tmp_path,
+        {"TP0": ((0.0, LOADS), (40.0, Does(gone=0))), "TP1": LOADS},
+        log=[
+            *LOG,
+            (40.0, "TP0| Scheduler hit an exception: Traceback (most recent call last):"),
+            (40.0, LOST),
+        ],
+        seconds=60,
+    )
+    found = verdict(recording)
+    assert (found.state, found.culprits) == ("dead", ())
+    assert found.title.startswith("TP0 lost its connection to a peer, which lives, and has closed")
+
+
+def test_the_rank_that_ended_by_itself_is_to_blame_for_the_one_that_gave_up_waiting(tmp_path):
+    error = (
+        "ValueError: TP rank 0 could finish the model loading, but there are other ranks that "
+        "didn't finish loading. It is likely due to unexpected failures (e.g., OOM) or a slow node."
+    )
+    found = verdict(ended(tmp_path, {"TP0": -9, "TP1": 1}, error=error))
+    assert (found.culprits, found.confidence) == (("TP1",), "high")
+    assert "TP1 ended without a word (exit status 1), and TP0 gave up waiting" in found.title
+
+
+def test_a_launch_that_was_killed_is_called_so_only_where_the_log_does_not_say_why(tmp_path):
+    killed = verdict(ended(tmp_path, {"TP0": -9, "TP1": -9}, lost=(), end=""))
+    assert killed.title.startswith("the launch was killed by SIGKILL")
+    by_itself = verdict(ended(tmp_path, {"TP0": -9, "TP1": -9}, lost=()))
+    assert by_itself.title.startswith("the launch has ended")
+
+
 def test_a_dead_detokenizer_is_named(tmp_path):
     recording = with_processes(waits_for_ranks(tmp_path), without(DETOKENIZER, 40))
     recording = with_snapshots(

@@ -358,7 +358,7 @@ def test_an_exception_that_was_caught_is_not_what_a_launch_ended_of(tmp_path):
     killed = "|Rank 1 scheduler died during initialization (exit code: -9)."
     end = (f"TP0|{LOADS}", f"TP1|{LOADS}", killed)
     found = verdict(log(TWO, f"TP0|{BEGIN}", *caught, *end), tmp_path)
-    assert (found.state, found.culprits) == ("dead", ())
+    assert (found.state, found.culprits) == ("dead", ("TP1",))
     assert "ImportError" not in found.title
     assert "SIGKILL" in found.title
 
@@ -407,3 +407,175 @@ def test_where_every_rank_comes_further_after_the_launchers_last_words_another_l
 )
 def test_words_that_others_use_too_are_not_the_engines_last(words, tmp_path):
     assert verdict(log(TWO, f"TP0|{LOADS}", words), tmp_path).state == "unknown"
+
+
+GLOO_LOST = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by "
+    "peer [127.0.0.1]:21912"
+)
+BEGAN = (TWO, f"TP0|{LOADS}", f"TP1|{LOADS}")
+STORE_LOST = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
+VALUE = "ValueError: too many values to unpack (expected 2)"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GLOO_LOST,
+        GLOO_LOST.replace("Connection closed by peer", "Read error") + ": Connection reset by peer",
+        GLOO_LOST + ". This is typically caused by a remote worker crashing.",
+        STORE_LOST,
+        "torch.distributed.DistNetworkError: Connection reset by peer",
+        "RuntimeError: NCCL error: remote process exited or there was a network error",
+        (
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process "
+            "exiting prematurely."
+        ),
+    ],
+)
+def test_of_two_ranks_the_one_that_the_other_lost_is_to_blame(error, tmp_path):
+    found = verdict(log(*BEGAN, *raised("TP0", error=error), SIGQUIT), tmp_path)
+    assert (found.state, found.culprits, found.confidence) == ("dead", ("TP1",), "medium")
+    assert found.title.endswith("TP1 ended without a word, and TP0 lost its connection to it")
+    assert "first exception" not in str(found.findings[0].advice)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        (
+            "requests.exceptions.ConnectionError: ('Connection aborted.', "
+            "ConnectionResetError(104, 'Connection reset by peer'))"
+        ),
+        (
+            "urllib3.exceptions.ProtocolError: ('Connection broken: ConnectionResetError(104, "
+            "'Connection reset by peer')', ConnectionResetError(104, 'Connection reset by peer'))"
+        ),
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "httpx.RemoteProtocolError: peer closed connection without sending complete message body",
+        "RuntimeError: Data processing error: Broken pipe while reading shard 3",
+        NCCL,
+    ],
+)
+def test_a_connection_to_a_server_outside_is_no_peer(error, tmp_path):
+    found = verdict(log(*BEGAN, *raised("TP0", error=error), SIGQUIT), tmp_path)
+    assert (found.state, found.culprits, found.confidence) == ("dead", ("TP0",), "high")
+    assert error in found.title
+
+
+@pytest.mark.parametrize("first", ["TP0", "TP1"])
+def test_a_rank_that_raised_its_own_error_is_to_blame_for_those_that_lost_it(first, tmp_path):
+    parts = {"TP0": raised("TP0", error=GLOO_LOST), "TP1": raised("TP1", error=VALUE)}
+    lines = [*parts.pop(first), *(line for part in parts.values() for line in part)]
+    for end in ((SIGQUIT,), ()):
+        found = verdict(log(*BEGAN, *lines, *end), tmp_path)
+        assert (found.culprits, found.confidence) == (("TP1",), "high")
+        assert VALUE in found.title
+
+
+EIGHT = tuple(f"TP{number}" for number in range(8))
+
+
+@pytest.mark.parametrize(
+    ("names", "more"),
+    [
+        (EIGHT, ""),
+        ([f"DP{n // 4} TP{n}" for n in range(8)], ", dp_size=2, enable_dp_attention=True"),
+    ],
+)
+def test_of_eight_ranks_the_only_one_that_raised_nothing_is_to_blame(names, more, tmp_path):
+    start = (ARGS.format(tp=8, more=more), *(f"{name}|{LOADS}" for name in names))
+    losses = [line for name in names if "TP3" not in name for line in raised(name, error=GLOO_LOST)]
+    found = verdict(log(*start, *losses, SIGQUIT), tmp_path)
+    assert (found.state, found.culprits, found.confidence) == ("dead", (names[3],), "medium")
+
+
+def test_of_eight_ranks_of_which_one_lost_a_peer_nobody_is_guessed(tmp_path):
+    start = (ARGS.format(tp=8, more=""), *(f"{name}|{LOADS}" for name in EIGHT))
+    loss = tuple(raised("TP0", error=GLOO_LOST))
+    found = verdict(log(*start, *loss, SIGQUIT), tmp_path)
+    assert (found.state, found.culprits, found.confidence) == ("dead", (), "high")
+    assert found.title.endswith("TP0 lost its connection to a peer, which had ended without a word")
+    assert "TP1-TP7" in str(found.findings[0].needs)
+    came = [f"{name}|{POOL}" for name in EIGHT if name != "TP5"]
+    found = verdict(log(*start, *came, *loss, SIGQUIT), tmp_path)
+    assert (found.state, found.culprits, found.confidence) == ("dead", ("TP5",), "low")
+    assert "to a peer (perhaps TP5), which" in found.title
+
+
+@pytest.mark.parametrize(
+    ("words", "culprits"),
+    [
+        (("|Rank 3 scheduler died during initialization (exit code: 1).",), ("TP3",)),
+        (("|Rank 3 scheduler is dead. Please check if", "|Exit code: 1"), ("TP3",)),
+        (("|Subprocess scheduler_3 (pid=9) crashed with exit code 1. Triggering",), ("TP3",)),
+        (("|Rank 0 scheduler is dead. Please check if", "|Exit code: 0"), ()),
+    ],
+)
+def test_the_launchers_word_on_a_rank_counts_but_on_one_that_had_lost_another(
+    words, culprits, tmp_path
+):
+    start = (ARGS.format(tp=8, more=""), *(f"{name}|{LOADS}" for name in EIGHT))
+    found = verdict(log(*start, *raised("TP0", error=GLOO_LOST), *words), tmp_path)
+    assert (found.state, found.culprits, found.confidence) == ("dead", culprits, "high")
+    if culprits:
+        assert "TP3 ended without a word (exit status 1)" in found.title
+
+
+def test_a_rank_that_aborts_after_anothers_error_is_not_to_blame_for_it(tmp_path):
+    aborted = "|Subprocess scheduler_0 (pid=9) crashed with exit code -6. Triggering"
+    found = verdict(log(*BEGAN, *raised("TP1", error=VALUE), aborted), tmp_path)
+    assert (found.culprits, VALUE in found.title) == (("TP1",), True)
+    found = verdict(log(*BEGAN, *raised("TP1", error=GLOO_LOST), aborted), tmp_path)
+    assert (found.culprits, found.confidence) == (("TP0",), "medium")
+    assert "TP0 was killed by SIGABRT, and TP1 lost its connection to it" in found.title
+
+
+@pytest.mark.parametrize("end", [SIGQUIT, "|SIGTERM received. signum=15 frame=None."])
+def test_a_rank_that_lost_its_peer_as_the_launch_ended_tells_nothing_of_the_peer(end, tmp_path):
+    found = verdict(log(*BEGAN, end, *raised("TP0", error=GLOO_LOST)), tmp_path)
+    assert (found.state, found.culprits) == ("dead", ())
+    assert "without a word" not in found.title
+    assert "Connection closed" not in found.title
+
+
+def test_an_exception_without_a_rank_before_the_loss_is_a_word(tmp_path):
+    bare = ("Process Process-2:", *TRACED, VALUE)
+    found = verdict(log(*BEGAN, *bare, *raised("TP0", error=GLOO_LOST), SIGQUIT), tmp_path)
+    assert found.culprits == ("TP1",)
+    assert f"TP1 ended ({VALUE}), and TP0 lost its connection to it" in found.title
+
+
+def test_a_tail_or_another_nodes_log_does_not_tell_which_rank_raised_nothing(tmp_path):
+    loss = tuple(raised("TP0", error=GLOO_LOST))
+    tail = verdict(log(f"TP0|{LOADS}", f"TP1|{LOADS}", *loss, SIGQUIT), tmp_path)
+    assert (tail.state, tail.culprits) == ("dead", ())
+    args = ARGS.format(tp=4, more="").replace("nnodes=1", "nnodes=2, node_rank=0")
+    node = verdict(log(args, f"TP0|{LOADS}", f"TP1|{LOADS}", *loss, SIGQUIT), tmp_path)
+    assert (node.state, node.culprits) == ("dead", ())
+    assert node.title.endswith("to a peer, which had ended, or cannot be reached")
+
+
+def test_where_only_the_first_rank_prints_the_other_would_have_printed_its_exception(tmp_path):
+    old = log(TWO, f"TP0|{BEGIN}", f"TP0|{LOADS}", *raised("TP0", error=GLOO_LOST), SIGQUIT)
+    found = verdict(old, tmp_path)
+    assert (found.culprits, found.confidence) == (("TP1",), "medium")
+
+
+def test_a_fault_that_the_log_holds_is_a_word(tmp_path):
+    found = verdict(log(*BEGAN, FAULT, *raised("TP0", error=GLOO_LOST), SIGQUIT), tmp_path)
+    assert found.culprits == ("TP1",)
+    assert f"TP1 ended ({FAULT}), and TP0 lost its connection to it" in found.title
+
+
+def test_a_launch_that_still_runs_without_the_rank_that_another_lost_hangs(tmp_path):
+    found = verdict(log(*BEGAN, *raised("TP0", error=GLOO_LOST)), tmp_path, running=True)
+    assert (found.state, found.culprits, found.confidence) == ("hung", ("TP1",), "medium")
+
+
+def test_a_replica_that_lost_nobody_is_not_asked(tmp_path):
+    args = ARGS.format(tp=2, more=", dp_size=2")
+    names = ("DP0 TP0", "DP0 TP1", "DP1 TP0", "DP1 TP1")
+    loss = raised("DP1 TP0", error=GLOO_LOST)
+    found = verdict(log(args, *(f"{name}|{LOADS}" for name in names), *loss, SIGQUIT), tmp_path)
+    assert (found.state, found.culprits) == ("dead", ("DP1 TP1",))

@@ -225,9 +225,10 @@ class Sign(Pattern, frozen=True, kw_only=True):
 
     Attributes:
         kind: "exception": a rank failed; "fatal": the launch is ending; "timeout": a wait was
-            given up; "signal": the launcher was told to end; "heartbeat": repeats while nothing
-            moves; "stack": a watchdog tells where a rank stands; a dump of py-spy's follows
-            where `pid` names its process; "warning": worth showing.
+            given up; "lost": the connection to a peer broke, no client's or server's outside;
+            "signal": the launcher was told to end; "heartbeat": repeats while nothing moves;
+            "stack": a watchdog tells where a rank stands; a dump of py-spy's follows where `pid`
+            names its process; "warning": worth showing.
         phase: that the line comes from, where it can come from one only.
         ends_rank: the rank that prints it tells its parent and ends.
         of_any_process: a helper of the launch may print it as well as a rank, and its end need not
@@ -235,7 +236,9 @@ class Sign(Pattern, frozen=True, kw_only=True):
     """
 
     id: str
-    kind: Literal["exception", "fatal", "timeout", "signal", "heartbeat", "stack", "warning"]
+    kind: Literal[
+        "exception", "fatal", "timeout", "lost", "signal", "heartbeat", "stack", "warning"
+    ]
     phase: Phase | None = None
     ends_rank: bool = False
     of_any_process: bool = False

@@ -307,6 +307,7 @@ _SIGN_SEVERITY: dict[str, Severity] = {
     "exception": "error",
     "fatal": "error",
     "timeout": "error",
+    "lost": "error",
     "signal": "warning",
     "heartbeat": "warning",
     "stack": "warning",

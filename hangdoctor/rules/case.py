@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hangdoctor.engines import Engine, Phase, matches_any, rank_frames
+from hangdoctor.engines import Engine, Phase, rank_frames
 from hangdoctor.facts import Facts, RankFacts, launch_still_s, log_still_s, phase_index, stamp_age_s
 from hangdoctor.facts.phases import raised_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
 from hangdoctor.frames import first_place, place
 from hangdoctor.loads import patience_s, stalls
-from hangdoctor.logs.timeline import lacking, logged_stands
+from hangdoctor.logs.timeline import logged_stands
 from hangdoctor.model import FileLock, Installation, Missing, Struct
 from hangdoctor.tracks import lives
 from hangdoctor.waitgraph import WaitGraph, build
@@ -539,31 +539,6 @@ def _came_past(case: Case, rank: str, number: int) -> bool:
 def _fault_at(case: Case, number: int) -> Dump | None:
     stands = logged_stands(case.facts.timeline, case.engine).values()
     return next((stand.dump for stand in stands if stand.dump.number == number), None)
-
-
-def blamed_by_log(facts: Facts) -> tuple[str, ...]:
-    """Return the ranks that the log's own messages say others waited for, or that died."""
-    numbers = dict.fromkeys(number for sign in facts.timeline.signs for number in sign.blamed)
-    names = {rank.name for rank in facts.ranks}
-    return tuple(name for number in numbers if (name := f"TP{number}") in names)
-
-
-def to_blame_for_failure(case: Case) -> tuple[str, ...]:
-    """Return the ranks to blame where ranks have logged exceptions.
-
-    A rank whose exception says that it gave up waiting for others is their victim: the ranks that
-    it names are to blame, else those that lack a line that it has.
-    """
-    facts = case.facts
-    if blamed := blamed_by_log(facts):
-        return blamed
-    failed = {name: text for name, text in failures(case).items() if name}
-    gave_up = [sign.pattern for sign in case.engine.signs if sign.kind == "timeout"]
-    victims = {name for name, text in failed.items() if matches_any(tuple(gave_up), text)}
-    culprits = tuple(name for name in failed if name not in victims)
-    if culprits or not victims:
-        return culprits
-    return tuple(name for name in lacking(facts.timeline) if name not in victims)
 
 
 def launched_version(case: Case) -> str:

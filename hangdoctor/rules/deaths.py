@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.facts import launch_still_s
 from hangdoctor.findings import Evidence, Finding, enumerate_names
+from hangdoctor.rules.blame import Blame, advise_on_loss, blame_for_failure, tell_loss
 from hangdoctor.rules.case import (
     earliest_phase,
     evidence,
@@ -14,7 +15,6 @@ from hangdoctor.rules.case import (
     failures,
     judge,
     last_line,
-    to_blame_for_failure,
 )
 from hangdoctor.rules.exits import Death, death_of, death_of_rank, zombies
 from hangdoctor.tracks import lives
@@ -48,32 +48,42 @@ def rank_died(case: Case) -> Iterator[Finding]:
     launcher_gone = facts.launcher is not None and not lives(facts.launcher)
     if not dead or (not alive and launcher_gone):
         return
-    names = tuple(rank.name for rank in dead)
     failed = [rank for rank in dead if failures(case).get(rank.name)]
-    death = death_of_rank(case, dead[0])
+    blame = blame_for_failure(case) if failed else Blame()
+    # Those that only lost another are told after it.
+    first = [rank for rank in dead if rank.name not in blame.victims]
+    names = tuple(rank.name for rank in first or dead)
+    death = death_of_rank(case, (first or dead)[0])
     have = "has" if len(names) == 1 else "have"
     were = "was" if len(names) == 1 else "were"
     how = f"{were} {death.words}" if death.words.startswith("killed") else f"{have} died"
     how += f" ({death.words})" if death.words and not death.words.startswith("killed") else ""
+    who = f"{enumerate_names(names)} {how}"
+    if blame.is_loss:
+        who = tell_loss(case, blame)
     yield Finding(
         rule="rank-died",
         verdict="found",
-        title=f"{enumerate_names(names)} {how}"
+        title=who
         + (f" while {enumerate_names([r.name for r in alive][:4])} still " if alive else "")
         + ("" if not alive else "waits" if len(alive) == 1 else "wait"),
-        ranks=names,
+        ranks=tuple(rank.name for rank in dead),
         # A rank that ended others with it by its exception is to blame for them too.
-        culprits=(to_blame_for_failure(case) if failed else ()) or names,
+        culprits=blame.culprits or tuple(name for name in names if name not in blame.victims),
         state="dead",
         phase=earliest_phase(tuple(dead)),
-        confidence="high",
+        confidence=blame.confidence,
         because=evidence(
             *(_is_gone(case, rank) for rank in dead[:4]),
-            *death.because,
+            *(blame.because or death.because),
             *(exception_of(case, rank.name) for rank in failed[:2]),
             last_line(case, names[0]),
         ),
-        advice=(*death.advice, "the launch cannot come up any more: end it, all of its processes"),
+        needs=blame.needs,
+        advice=(
+            *(advise_on_loss(case, blame) if blame.is_loss else death.advice),
+            "the launch cannot come up any more: end it, all of its processes",
+        ),
     )
 
 

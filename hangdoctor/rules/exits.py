@@ -165,9 +165,9 @@ def _told_status(case: Case, rank: RankFacts) -> int | None:
         about = sign.blamed or about
         if sign.status is None:
             continue
-        mine = sign.pid == rank.pid if sign.pid is not None else False
-        if sign.pid is None and number:
-            mine = int(number[1]) in about
+        mine = sign.pid is not None and sign.pid == rank.pid
+        if number and (sign.pid is None or rank.name == number[0]):
+            mine = mine or int(number[1]) in (sign.blamed if sign.pid is not None else about)
         if mine:
             return sign.status
     return None

@@ -8,8 +8,8 @@ from hangdoctor.facts import phase_index
 from hangdoctor.findings import Finding, enumerate_names
 from hangdoctor.launches import ranges
 from hangdoctor.logs.timeline import lacking
+from hangdoctor.rules.blame import blamed_by_log
 from hangdoctor.rules.case import (
-    blamed_by_log,
     evidence,
     evidence_of,
     exceptions,
@@ -133,7 +133,7 @@ def wait_given_up(case: Case) -> Iterator[Finding]:
     signs = signs_of(case, "timeout")
     if not signs or facts.launch_log_phase == "ready":
         return
-    blamed = blamed_by_log(facts)
+    blamed = blamed_by_log(case)
     # Retried, or too late for one rank only: what the log shows of the others is no standstill.
     moved = not facts.tracks and went_on(case, signs[-1].number)
     first = signs[0]

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.engines import ONLY_RANK
 from hangdoctor.facts import phase_index
-from hangdoctor.findings import Evidence, Finding, enumerate_names
+from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
 from hangdoctor.frames import place
 from hangdoctor.logs.timeline import logged_stands
 from hangdoctor.model import Installation
+from hangdoctor.rules.blame import Blame, advise_on_loss, blame_for_failure, tell_loss
 from hangdoctor.rules.case import (
     earliest_phase,
     ended_by_log,
@@ -25,7 +26,6 @@ from hangdoctor.rules.case import (
     phase_of_launch,
     signs_of,
     stands,
-    to_blame_for_failure,
 )
 from hangdoctor.rules.deaths import exception_of
 from hangdoctor.rules.exits import describe_status
@@ -45,9 +45,11 @@ def launch_ended(case: Case) -> Iterator[Finding]:
     """The launch has ended.
 
     What it sees: its root process and its ranks are gone; or, in a log alone, a line that says
-    that it ended.
+    that it ended. Ranks whose exception says that they lost a peer, or gave up waiting for one,
+    are told from the rank that ended first: by what the others raised, by exit statuses.
     Why it matters: there is nothing to wait for.
-    What to do: read the first exception; the ones after it are its consequences.
+    What to do: read the first exception; the ones after it are its consequences. Where a rank
+    ended without a word, look at what it did last: os._exit in a patch, the out-of-memory killer.
     """
     facts = case.facts
     ready = facts.launch_log_phase == "ready"
@@ -61,16 +63,19 @@ def launch_ended(case: Case) -> Iterator[Finding]:
         how = describe_status(launcher.exit_status if launcher else None)
         ended = f"the launch has ended{how and ' with '}{how}"
         if how.startswith("killed"):
-            ended = f"the launch was {how}"
+            ended = "the launch has ended" if _ended_itself(case) else f"the launch was {how}"
     elif ended_by_log(case):
         ended = "the log tells that the launch ended"
     else:
         return
     failed = tuple(name for name in failures(case) if name)
-    culprits = to_blame_for_failure(case) if failed else ()
+    blame = blame_for_failure(case)
+    culprits = blame.culprits
     faults = _faults(case)
-    text, advice = _what_ended_it(case, faults)
+    text, advice = _what_ended_it(case, blame, faults)
     ranks = tuple(rank for rank in facts.ranks if rank.name in culprits) or facts.ranks
+    # In the order of cause: who ended by an exception of its own comes before those that lost it.
+    failed = tuple(sorted(failed, key=lambda name: name in blame.victims))
     yield Finding(
         rule="launch-ended",
         verdict="found",
@@ -83,22 +88,32 @@ def launch_ended(case: Case) -> Iterator[Finding]:
         else phase_of_failure(case, (*culprits, *failed, ""))
         or earliest_phase(ranks)
         or facts.launch_log_phase,
-        confidence="high" if facts.tracks or failed else "medium",
+        confidence=weakest(blame.confidence, "high" if facts.tracks or failed else "medium"),
         because=evidence(
+            *blame.because,
             *(exception_of(case, name) for name in (*failed[:3], "")),
             *faults,
             *evidence_of(fatal, 3),
             last_line(case, ""),
         ),
+        needs=blame.needs,
         advice=advice,
     )
 
 
-def _what_ended_it(case: Case, faults: list[Evidence]) -> tuple[str, tuple[str, ...]]:
+def _ended_itself(case: Case) -> bool:
+    """Tell whether the log says why a launcher is killed: its handler kills the tree and itself."""
+    return bool(signs_of(case, "fatal") or lost_by_log(case))
+
+
+def _what_ended_it(case: Case, blame: Blame, faults: list[Evidence]) -> tuple[str, tuple[str, ...]]:
     """Return what a launch ended of, in the log's words, and what to do; the words may be ""."""
     raised = failures(case)
-    first = next((text for name, text in raised.items() if name), "")
-    if first:
+    if blame.is_loss:
+        return tell_loss(case, blame), advise_on_loss(case, blame)
+    first = next((text for name, text in raised.items() if name and name in blame.culprits), "")
+    others = (text for name, text in raised.items() if name and name not in blame.late)
+    if first := first or next(others, ""):
         return first, ("read the first exception in the log; those after it are its consequences",)
     fatal = signs_of(case, "fatal")
     killed = [sign for sign in fatal if sign.status == -signal.SIGKILL]
@@ -140,19 +155,28 @@ def exception_in_rank(case: Case) -> Iterator[Finding]:
     if not failed or not any(rank.present for rank in facts.ranks):
         return
     ranks = tuple(rank for rank in facts.ranks if rank.name in failed)
+    blame = blame_for_failure(case)
+    first = next((name for name in failed if name in blame.culprits), failed[0])
     finding = Finding(
         rule="exception-in-rank",
         verdict="found",
-        title=f"{enumerate_names(failed)} failed: {lost[failed[0]]}",
+        title=tell_loss(case, blame)
+        if blame.is_loss
+        else f"{enumerate_names(failed)} failed: {lost[first]}",
         ranks=failed,
-        culprits=to_blame_for_failure(case),
+        culprits=blame.culprits,
         phase=earliest_phase(ranks),
-        confidence="high",
+        confidence=blame.confidence,
         because=evidence(
+            *blame.because,
             *(exception_of(case, name) for name in failed[:3]),
             *(stands(case, rank) for rank in ranks[:2]),
         ),
-        advice=("read that traceback first", "the launch cannot come up any more: end it"),
+        needs=blame.needs,
+        advice=(
+            *(advise_on_loss(case, blame) if blame.is_loss else ("read that traceback first",)),
+            "the launch cannot come up any more: end it",
+        ),
     )
     yield judge(case, (), finding, needed_s=case.stall_after_s / 2, proven=True)
 
@@ -166,7 +190,7 @@ def launcher_waits_for_ranks(case: Case) -> Iterator[Finding]:
     What to do: look at the ranks.
     """
     launcher = case.facts.launcher
-    if launcher is None or launcher.wait is None or launcher.stack is None:
+    if launcher is None or launcher.wait is None or not lives(launcher):
         return
     wait = next(wait for wait in case.engine.waits if wait.id == launcher.wait[0])
     if wait.kind != "ranks-ready":
@@ -357,15 +381,19 @@ def _lost_in_log(case: Case, lost: dict[str, str]) -> Finding:
     facts = case.facts
     only = len(facts.ranks) == 1
     names = tuple(name or ONLY_RANK for name in lost if name or only)
-    text = next(filter(None, lost.values()), "")
-    gave_up = {sign.rank for sign in signs_of(case, "timeout")}
-    blamed = to_blame_for_failure(case) or tuple(name for name in names if name not in gave_up)
+    blame = blame_for_failure(case)
+    text = next((text for name, text in lost.items() if text and name in blame.culprits), "")
+    text = text or next(filter(None, lost.values()), "")
+    gave_up = {*blame.victims, *(sign.rank for sign in signs_of(case, "timeout"))}
+    blamed = blame.culprits or tuple(name for name in names if name not in gave_up)
     after = " after the server had been ready" if facts.launch_log_phase == "ready" else ""
     signs = [sign for sign in signs_of(case, "exception") if sign.rank in lost]
     return Finding(
         rule="exception-in-rank",
         verdict="found",
-        title=f"{enumerate_names(names) or 'a rank'} failed{after}: "
+        title=tell_loss(case, blame) + after
+        if blame.is_loss
+        else f"{enumerate_names(names) or 'a rank'} failed{after}: "
         + (text or "the log ends within the traceback"),
         ranks=names,
         culprits=blamed,
@@ -375,15 +403,18 @@ def _lost_in_log(case: Case, lost: dict[str, str]) -> Finding:
         else phase_of_failure(case, lost)
         or earliest_phase(tuple(rank for rank in facts.ranks if rank.name in names))
         or facts.launch_log_phase,
-        confidence="high" if text else "medium",
+        confidence=weakest(blame.confidence, "high" if text else "medium"),
         because=evidence(
+            *blame.because,
             *(
                 Evidence(text=sign.text[:200], rank=sign.rank or None, log_line=sign.number)
                 for sign in signs[:2]
             ),
             *(exception_of(case, name) for name in tuple(lost)[:3]),
         ),
+        needs=blame.needs,
         advice=(
+            *(advise_on_loss(case, blame) if blame.is_loss else ()),
             "read that traceback first" if text else "get the rest of the log: its exception",
             "a rank ends after these words: if processes are left, end them",
         ),
