@@ -283,6 +283,9 @@ class ThreadWait(Struct, frozen=True):
         line: the first two words of /proc/TID/syscall: the same line later is the same call.
         objects: what its descriptors lead to, at most MOST_OBJECTS; count: how many there are.
         timed: it goes on after a while in any case.
+        ends_at_s: of a process's main thread that waits for nothing but time: when its sleep ends,
+            in recording time; None where that is not told.
+        lasts_s: of such a sleep how long it is from its beginning, where only that is told.
         kernel: kernel function it sleeps in, where it is not an ordinary wait.
         switches: how often it has gone to sleep so far: unchanged means the very same wait.
         futex: what it waits for there. "gil": Python's global lock; "mutex": a pthread mutex, whose
@@ -300,6 +303,8 @@ class ThreadWait(Struct, frozen=True):
     objects: tuple[WaitObject, ...] = ()
     count: int = 0
     timed: bool = False
+    ends_at_s: float | None = None
+    lasts_s: float | None = None
     kernel: str = ""
     switches: int | None = None
     futex: Literal["", "gil", "mutex", "semaphore", "other"] = ""

@@ -37,13 +37,17 @@ def same_wait(before: ThreadWait, now: ThreadWait) -> bool:
     sleep: who polls sleeps again and again.
     """
     slept = (
-        (now.call in SLEEPS or not now.timed)
-        and now.call not in POLLS | EPOLLS
+        (is_sleep(now) or (not now.timed and now.call not in POLLS | EPOLLS))
         and None not in (before.switches, now.switches)
         and before.switches != now.switches
     )
     targets = [each.target for each in before.objects] == [each.target for each in now.objects]
     return same_call(before, now.line) and targets and not slept
+
+
+def is_sleep(wait: ThreadWait) -> bool:
+    """Tell whether a thread waits for time alone; Python up to 3.10 sleeps in select()."""
+    return wait.call in SLEEPS or (wait.call in POLLS and not wait.count and wait.timed)
 
 
 def same_call(wait: ThreadWait, syscall: str) -> bool:
@@ -117,7 +121,7 @@ def describe(wait: ThreadWait, name_of: Callable[[int, str], str], threads: dict
     call = call_name(wait)
     if wait.call == "futex":
         return _futex(wait, threads)
-    if wait.call in SLEEPS or (wait.call in POLLS and not wait.count and wait.timed):
+    if is_sleep(wait):
         return "sleep"
     if wait.call in CHILDREN:
         pid = wait.waits_for_pid

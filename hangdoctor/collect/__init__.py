@@ -7,6 +7,7 @@ none can hold up the observer beyond its deadline. The observer only asks and wa
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,7 @@ class Observer:
         self._zombies: set[int] = set()
         self._ended: dict[int, int | None] = {pid: None for pid, stat in stats.items() if not stat}
         self._workers: dict[str, Worker] = {}
+        self._began_s: float | None = None
 
     def __enter__(self) -> Self:
         """Return the observer; its workers start when they are first asked."""
@@ -164,12 +166,15 @@ class Observer:
         Returns:
             A snapshot whose other sections are None.
         """
+        if self._began_s is None:
+            self._began_s = time.monotonic() - at_s
         names = due | {name for part, name in _PARTS.items() if part in due}
         look = Look(
             proc=self._proc,
             roots=self._roots,
             known=self._known,
             adopt=self._adopt,
+            began_s=self._began_s,
             files="files" in due,
             locks="locks" in due,
             native=self._native,

@@ -17,6 +17,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         known: the same of all processes of the tree that were seen before.
         adopt: patterns of titles; an orphan of a root's session and group that has one belongs
             to the tree.
+        began_s: the monotonic clock when the recording began.
         files: look at descriptors too.
         locks: search for the lock files that a process may poll for, too.
         native: native frames are wanted, at the price of stopping the target for a moment.
@@ -31,6 +32,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     roots: dict[int, int] = {}
     known: dict[int, int] = {}
     adopt: tuple[str, ...] = ()
+    began_s: float = 0.0
     files: bool = False
     locks: bool = False
     native: bool = False

@@ -22,6 +22,7 @@ from hangdoctor import calls
 from hangdoctor.calls import Call, parse_syscall
 from hangdoctor.collect import locks, procfs, sockets
 from hangdoctor.collect.bounded import Bounded
+from hangdoctor.collect.deadlines import is_sleep, read_end
 from hangdoctor.collect.memory import STACK_BYTES, Maps, read_memory
 from hangdoctor.collect.peek import peek
 from hangdoctor.collect.permissions import refused
@@ -82,7 +83,11 @@ _Futex = Literal["", "gil", "mutex", "semaphore", "other"]
 
 
 class _Thread(NamedTuple):
-    """A blocked thread, before its descriptors are followed."""
+    """A blocked thread, before its descriptors are followed.
+
+    Attributes:
+        ends_s: the monotonic clock when its sleep ends.
+    """
 
     tid: int
     call: Call
@@ -90,6 +95,8 @@ class _Thread(NamedTuple):
     fds: tuple[int, ...] = ()
     path: str = ""
     timed: bool = False
+    ends_s: float | None = None
+    lasts_s: float | None = None
     kernel: str = ""
     switches: int | None = None
     futex: _Futex = ""
@@ -204,7 +211,7 @@ def read(look: Look) -> Waits:
         read_locks = partial(_read_locks, look.proc, stats, descriptors, search=look.locks)
         found = _locks.run({look.proc: read_locks}, within_s=_WITHIN_S["locks"])
         file_locks = found.get(look.proc, _LOCKS_BLOCK)
-    world = _World(look.proc, stats, seen, file_locks)
+    world = _World(look.proc, stats, seen, file_locks, look.began_s)
     for one in seen:
         by_pid[one.pid] = world.waits_of(one)
     return Waits(
@@ -423,6 +430,9 @@ class _Reader:
         waits_for = arguments[0] if name == "wait4" else arguments[1] if name == "waitid" else None
         if name == "waitid" and arguments[0] != os.P_PID:
             waits_for = None
+        ends_s = lasts_s = None
+        if tid == self.pid and is_sleep(call):
+            ends_s, lasts_s = read_end(call, self._memory, proc=self.proc, pid=self.pid)
         close = tid == self.pid or name not in _ORDINARY or futex == "mutex"
         return _Thread(
             tid=tid,
@@ -431,6 +441,8 @@ class _Reader:
             fds=fds,
             path=path,
             timed=_is_timed(call),
+            ends_s=ends_s,
+            lasts_s=lasts_s,
             kernel=kernel,
             switches=_switches(at) if close else None,
             futex=futex,
@@ -555,8 +567,10 @@ class _World:
         stats: dict[int, Stat],
         seen: list[_Seen],
         file_locks: tuple[FileLock, ...] | Missing,
+        began_s: float,
     ) -> None:
         self.proc = proc
+        self.began_s = began_s
         self.lock_holders = {
             (waiter, lock.path): lock.holders
             for lock in (() if isinstance(file_locks, Missing) else file_locks)
@@ -656,6 +670,9 @@ class _World:
             objects=objects,
             count=len(fds) or len(objects),
             timed=thread.timed,
+            # Each look shall tell the same, also of a clock that is steered.
+            ends_at_s=None if thread.ends_s is None else round(thread.ends_s - self.began_s, 1),
+            lasts_s=thread.lasts_s,
             kernel=thread.kernel,
             switches=thread.switches,
             futex=thread.futex,
