@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hangdoctor.calls import EPOLLS, POLLS, SLEEPS
 from hangdoctor.frames import place
 from hangdoctor.model import Struct
+from hangdoctor.sleeps import left_s, wakes_at_s, wakes_in
 from hangdoctor.tracks import waits_for_gil_holder
 from hangdoctor.waits import (
     call_name,
@@ -40,6 +41,8 @@ class Blocked(Struct, frozen=True):
         call: the system call, in the words of `text`.
         text: call and object, for people.
         for_s: how long it was seen in this same wait.
+        wakes_at_s: recording times between which its sleep ends by itself; None where it is in
+            none, or that is not known.
         waits_for: pid of the one process that can end it; None where none or several can.
         may_wait_for: pid of the one other process that shares the eventfd it waits for, which
             threads of its own may write as well.
@@ -58,6 +61,7 @@ class Blocked(Struct, frozen=True):
     call: str
     text: str
     for_s: float = 0.0
+    wakes_at_s: tuple[float, float] | None = None
     waits_for: int | None = None
     may_wait_for: int | None = None
     mutual: bool = False
@@ -111,6 +115,12 @@ def blocked_threads(
         if thread.syscall is not None and not same_call(wait, thread.syscall):
             continue  # it is elsewhere by now
         since_s = track.blocked_since.get(wait.tid)
+        age_s = track.process.age_s
+        wakes = wakes_at_s(
+            wait,
+            since_s if since_s is not None else at_s,
+            track.seen_at_s - age_s if age_s is not None else None,
+        )
         target = only_target(wait)
         names = {tid: each.name for tid, each in now.items()}
         found.append(
@@ -118,8 +128,11 @@ def blocked_threads(
                 tid=wait.tid,
                 thread=thread.name,
                 call=call_name(wait),
-                text=describe(wait, name_of, names) + _gil_holder(track, wait, names),
+                text=describe(wait, name_of, names)
+                + _gil_holder(track, wait, names)
+                + _ends(left_s(wakes, at_s)),
                 for_s=at_s - since_s if since_s is not None else 0.0,
+                wakes_at_s=wakes,
                 waits_for=target,
                 may_wait_for=only_sharer(wait) if target is None else None,
                 mutual=target is not None and any(target in each.mutual for each in wait.objects),
@@ -198,6 +211,11 @@ def _gil_holder(track: Track, wait: ThreadWait, threads: dict[int, str]) -> str:
         return ""
     name = threads.get(track.gil_tid or 0, "")
     return f", which thread {name} ({track.gil_tid}) held at the last dump"
+
+
+def _ends(left: tuple[float, float] | None) -> str:
+    """Say when a sleep ends by itself; "" where that is not known, or in moments: who polls."""
+    return f", which ends by itself {wakes_in(left)}" if left and left[1] >= 1 else ""
 
 
 def _is_dull(wait: ThreadWait) -> bool:

@@ -15,7 +15,7 @@ from hangdoctor.engines import matches_any
 from hangdoctor.facts import stamp_age_s
 from hangdoctor.frames import first_place
 from hangdoctor.model import Installation, Struct
-from hangdoctor.units import duration
+from hangdoctor.units import ends_in
 from hangdoctor.waitgraph import launcher_waits_for
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 SHOWN_AFTER_S = 10.0
 """A wait that has only just begun is nobody's concern."""
-SAME_S = 3.0
-"""Stamps of a log are of whole seconds: a begin that is known to so much is known."""
 
 
 class Countdown(Struct, frozen=True):
@@ -68,13 +66,7 @@ def countdown_words(countdown: Countdown) -> str:
     """
     if countdown.most_s is None:
         return f"after a time that depends on {countdown.unseen}"
-    most = duration(countdown.most_s)
-    if countdown.least_s is None:
-        return f"in {most} at the latest"
-    least = duration(countdown.least_s)
-    if countdown.most_s - countdown.least_s <= SAME_S or least == most:
-        return f"in {most}"
-    return f"in {least} to {most}"
+    return ends_in(countdown.least_s, countdown.most_s)
 
 
 def _countdown(facts: Facts, engine: Engine, limit: Limit) -> Countdown | None:

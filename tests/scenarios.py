@@ -73,6 +73,9 @@ class Does(msgspec.Struct, frozen=True, kw_only=True):
         reads_from: the rank at the other end of the connection that its main thread reads.
         served: a thread of that rank has the other end in its epoll set.
         wakes: the read comes back now and then.
+        until_s: the second of the launch, watched from its start, to which its main thread sleeps;
+            for_s: or so long from the second from which this holds, and only its length is told;
+            naps_s: or again and again for so long.
         unseen: why its stack cannot be seen.
         gone: its process has ended, with this status; zombie: and nobody has waited for it.
     """
@@ -96,6 +99,9 @@ class Does(msgspec.Struct, frozen=True, kw_only=True):
     reads_from: str = ""
     served: bool = False
     wakes: bool = False
+    until_s: float = 0
+    for_s: float = 0
+    naps_s: float = 0
     unseen: Missing | None = None
     gone: int | None = None
     zombie: bool = False
@@ -586,7 +592,13 @@ class _World:
         return Stacks(by_pid=by_pid)
 
     def waits(self, at_s: float, locks: tuple[FileLock, ...]) -> Waits | None:
-        if not locks and not any(self.does(name, at_s).reads_from for name in self.ranks):
+        sleeps = any(
+            does.until_s or does.for_s or does.naps_s
+            for doing in self.ranks.values()
+            for _, does in doing
+        )
+        reads = any(self.does(name, at_s).reads_from for name in self.ranks)
+        if not (locks or sleeps or reads):
             return None
         by_pid: dict[int, ProcessWaits | Missing] = {}
         for name in self.ranks:
@@ -610,6 +622,17 @@ class _World:
                     objects=(end,),
                     count=1,
                     switches=self.dumps if does.wakes else 7,
+                )
+            if does.until_s or does.for_s or does.naps_s:
+                naps = int(at_s // does.naps_s) + 1 if does.naps_s else 0
+                wait = ThreadWait(
+                    tid=pid,
+                    call="clock_nanosleep",
+                    line="230 0x1",
+                    timed=True,
+                    switches=naps,
+                    ends_at_s=None if does.for_s else does.until_s or naps * does.naps_s,
+                    lasts_s=does.for_s or None,
                 )
             by_pid[pid] = ProcessWaits(threads=(wait,))
         return Waits(by_pid=by_pid, locks=locks, locks_searched=True)

@@ -72,6 +72,16 @@ def test_a_rank_that_reads_from_a_server_thread_of_another_blames_nobody(program
     assert "waiting-for-rank-elsewhere" not in found
 
 
+def test_a_rank_that_sleeps_is_shown_with_when_it_wakes_by_itself(program):
+    launch = program("ranks", "unix", "doze", "sleep")
+    verdict, _ = diagnose(launch.pid, rank_s=3)
+    rank = verdict["ranks"][0]
+    assert rank["blocked_in"].startswith("sleep, which ends by itself in ")
+    assert 400 < rank["wakes_most_s"] <= 600
+    other = verdict["ranks"][1]
+    assert (other["wakes_least_s"], other["wakes_most_s"]) == (None, None)
+
+
 def test_a_wait_for_a_shared_eventfd_is_drawn_as_one_that_others_may_end_too(program):
     launch = program("ranks", "eventfd", "recv", "sleep")
     verdict, found = diagnose(launch.pid)

@@ -85,7 +85,8 @@ class Talk:
                 "ranks": phases,
             }
             return put(encode(event).decode())
-        again = "it moves again, and hung is withdrawn: " if withdrawn else ""
+        moves = "it moves again, and " if any(rank.moving for rank in facts.ranks) else ""
+        again = f"{moves}hung is withdrawn: " if withdrawn else ""
         line = f"{verdict_line(diagnosis)}  {again}{diagnosis.title}"
         self._say(f"{facts.at_s or 0:7.1f} s  {line}")
         return True

@@ -19,6 +19,7 @@ from hangdoctor.logs.parse import ParserState
 from hangdoctor.logs.timeline import Timeline
 from hangdoctor.model import FileLock, Frame, Header, Host, Missing, Struct
 from hangdoctor.nccl import Ras
+from hangdoctor.sleeps import Sleep
 from hangdoctor.tracks import Track
 from hangdoctor.weights import Loading
 
@@ -71,6 +72,8 @@ class RankFacts(Struct, frozen=True):
         kernel: what the kernel says its main thread waits in, "0" or "" where nothing.
         blocked: the system call that its main thread is blocked in, and what for; None where it
             runs or that is not known.
+        sleep: the first that it was seen in since it last moved; None where none was, or its end is
+            not known.
         locks: that it may be waiting for; the one that it does, where the kernel tells.
         polls_per_s: how often it wakes from its sleep, where no stack tells what for and one that
             polls for a lock file wakes as often; else None.
@@ -116,6 +119,7 @@ class RankFacts(Struct, frozen=True):
     on_storage: str | None = ""
     kernel: str = ""
     blocked: Blocked | None = None
+    sleep: Sleep | None = None
     blocked_besides: tuple[Blocked, ...] = ()
     lock_waits: tuple[LockWait, ...] = ()
     locks: tuple[FileLock, ...] = ()

@@ -18,6 +18,7 @@ from hangdoctor.facts.phases import phase_age_s, phase_by_log, phase_of_rank, re
 from hangdoctor.frames import call_path, find_wait, place
 from hangdoctor.gpus import cards_of
 from hangdoctor.model import Missing
+from hangdoctor.sleeps import see_sleep
 from hangdoctor.waits import describe_peek
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def _of_process(
     still_s = at_s - max(track.first_at_s, moved_at_s) if moving is False else None
     cards = cards_of(facts.cards, family(facts.tracks, track.process.pid))
     blocked = blocked_threads(track, at_s, facts.name_of)
+    main = next((each for each in blocked if each.tid == track.process.pid), None)
     lock_waiting = lock_waits(track, at_s)
     wakes_per_s = polls_per_s(track, facts)
     since_s = before.phase_since_s if before and before.phase == phase else at_s
@@ -145,7 +147,13 @@ def _of_process(
         compiling=bool(track.stack) and read_stack(engine.name, track.stack or ()).compiling,
         on_storage=tracks.on_storage(track.process),
         kernel=(track.process.threads[0].wchan or "") if track.process.threads else "",
-        blocked=next((each for each in blocked if each.tid == track.process.pid), None),
+        blocked=main,
+        sleep=see_sleep(
+            before.sleep if before else None,
+            main.wakes_at_s[1] if main and main.wakes_at_s else None,
+            moved_at_s,
+            at_s,
+        ),
         blocked_besides=tuple(
             sorted(
                 (each for each in blocked if each.tid != track.process.pid),

@@ -12,6 +12,7 @@ from hangdoctor.counts import counts
 from hangdoctor.limits import countdowns
 from hangdoctor.loads import report
 from hangdoctor.model import Gpu, Installation, Missing
+from hangdoctor.sleeps import left_s
 from hangdoctor.waitgraph import links
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, Any]:
         "still_s": None if still_s is None else round(still_s, 1),
         "confidence": diagnosis.confidence,
         "title": diagnosis.title,
-        "ranks": [_rank(rank, diagnosis) for rank in facts.ranks],
+        "ranks": [_rank(rank, facts, diagnosis) for rank in facts.ranks],
         "gpus": [_gpu(index, card, facts) for index, card in sorted(facts.cards.items())],
         "findings": [_finding(finding) for finding in diagnosis.findings],
         "normal": _normal(diagnosis.normal),
@@ -92,8 +93,9 @@ def engine_version(facts: Facts) -> str | None:
     return facts.timeline.launch.version or None
 
 
-def _rank(rank: RankFacts, diagnosis: Diagnosis) -> dict[str, Any]:
+def _rank(rank: RankFacts, facts: Facts, diagnosis: Diagnosis) -> dict[str, Any]:
     why = next((f.title for f in diagnosis.findings if rank.name in f.culprits), None)
+    left = left_s(rank.blocked.wakes_at_s, facts.at_s or 0.0) if rank.blocked else None
     return {
         "rank": rank.name,
         "pid": rank.pid,
@@ -109,6 +111,8 @@ def _rank(rank: RankFacts, diagnosis: Diagnosis) -> dict[str, Any]:
         "cpu_pct": None if rank.cpu_pct is None else round(rank.cpu_pct, 1),
         "place": rank.place or None,
         "blocked_in": rank.blocked.text if rank.blocked else None,
+        "wakes_least_s": _rounded(left[0] if left else None),
+        "wakes_most_s": _rounded(left[1] if left else None),
         "caught_in": rank.caught_in or None,
     }
 

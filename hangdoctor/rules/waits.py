@@ -17,9 +17,11 @@ from hangdoctor.rules.case import (
     PIPE_WAITS,
     STORAGE_FACTOR,
     SYMMETRIC_FACTOR,
+    asleep_s,
     besides,
     earliest_phase,
     evidence,
+    gives_up_before,
     judge,
     last_line,
     line_of,
@@ -33,9 +35,13 @@ from hangdoctor.rules.case import (
     stood_s,
     unseen_progress,
     waits_in,
+    wakes_soon,
+    wakes_too_late,
 )
 from hangdoctor.rules.locks import delete_lock, see_holder
 from hangdoctor.rules.loops import loop_words
+from hangdoctor.sleeps import wakes_in
+from hangdoctor.units import duration
 from hangdoctor.waitgraph import launcher_waits_for
 
 if TYPE_CHECKING:
@@ -53,6 +59,8 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     dumps or by those that a watchdog has printed into the log. Or ranks are blocked in reading a
     connection whose other end one rank alone has, and does not serve.
     Why it matters: the ranks that wait are healthy. The one that is elsewhere holds all of them.
+    One that sleeps and wakes by itself within half an hour, before the others give up, is not
+    called hung meanwhile.
     What to do: look at where that rank stands; its innermost frames say what it does instead.
     """
     graph = case.graph
@@ -82,7 +90,7 @@ def waiting_for_rank_elsewhere(case: Case) -> Iterator[Finding]:
     elif suspects[0].runaway_s is not None and suspects[0].loop is not None:
         does = loop_words(suspects[0])
     elif suspects[0].place:
-        does = _is_at(suspects[0])
+        does = _is_at(case, suspects[0])
     elif suspects[0].blocked:
         does = f"is blocked in {suspects[0].blocked.text}"
     phase = earliest_phase(suspects)
@@ -146,7 +154,7 @@ def rank_not_built(case: Case) -> Iterator[Finding]:
     if suspects[0].wait:
         does = waits_in(suspects[0].wait)
     elif suspects[0].place:
-        does = _is_at(suspects[0])
+        does = _is_at(case, suspects[0])
     finding = Finding(
         rule="rank-not-built",
         verdict="found",
@@ -643,8 +651,8 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
     same = len({rank.place.rpartition(":")[0] for rank in still}) == 1
     first = still[0]
     where = waits_in(first.wait) if first.wait else f"stands still at {first.place}"
-    if not first.wait and len(everyone) == 1 and len(first.lock_waits) > 1:
-        where = _is_at(first)
+    if not first.wait and len(everyone) == 1 and (len(first.lock_waits) > 1 or first.sleep):
+        where = _is_at(case, first)
     single = len(everyone) == 1
     spinning = tuple(rank.name for rank in still if rank.runaway_s is not None)
     to_blame = spinning if len(spinning) == 1 else ()
@@ -745,10 +753,29 @@ def _sleeps(rank: RankFacts, needed_s: float) -> bool:
     )
 
 
-def _is_at(rank: RankFacts) -> str:
+def _is_at(case: Case, rank: RankFacts) -> str:
     """Say where a rank is that is in no known wait."""
     native = f"in {rank.stack_native[0][:60]} " if rank.stack_native else ""
-    return _waits_for_locks(rank) if len(rank.lock_waits) > 1 else f"is {native}at {rank.place}"
+    if len(rank.lock_waits) > 1:
+        return _waits_for_locks(rank)
+    return _sleeps_at(case, rank) or f"is {native}at {rank.place}"
+
+
+def _sleeps_at(case: Case, rank: RankFacts) -> str:
+    """Say where a rank sleeps, and for how long still; "" where that is not known, or moments."""
+    left = asleep_s(case, rank)
+    if left is None or left[1] < 1:
+        return ""
+    at = f"sleeps at {rank.place}" if rank.place else "sleeps"
+    if first := gives_up_before(case, rank):
+        wait = "waits" if len(first.ranks) == 1 else "wait"
+        others = f"{enumerate_names(first.ranks)} {wait}"
+        return f"{at} for {duration(left[0])} more, longer than {others}"
+    if wakes_too_late(case, rank):
+        return f"{at} for {duration(left[0])} more"
+    if rank.sleep is not None and rank.sleep.over_at_s <= (case.facts.at_s or 0.0):
+        return at.replace("sleeps", "woke by itself and sleeps again", 1)
+    return f"{at}, and wakes by itself {wakes_in(left)}"
 
 
 def _waits_for_locks(rank: RankFacts) -> str:
@@ -900,6 +927,8 @@ def _advice_for(case: Case, suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
             advice.append(see_holder(rank.locks[0]))
         elif rank.wait and rank.wait.kind in _ADVICE:
             advice.append(_ADVICE[rank.wait.kind].format(pid=rank.pid))
+        elif wakes_soon(case, rank) and (does := _sleeps_at(case, rank)):
+            advice.append(f"wait until {rank.name} wakes: it {does}")
         elif rank.place and rank.state != "T" and not rank.moving:
             advice.append(f"read the code at {rank.place}: {rank.name} does not come back from it")
         advice.append(f"look again: py-spy dump --nonblocking --pid {rank.pid}")

@@ -477,7 +477,7 @@ def test_a_launchs_own_dumps_are_found_through_its_environment(proc_tree):
     ((left, why),) = found.unusable.items()
     assert left.endswith("/nccl_trace_rank_*")
     assert why.reason == "inapplicable"
-    assert re.match(r"a file was written \d+ h \d\d before this launch began", why.detail)
+    assert re.match(r"a file was written \d+ days before this launch began", why.detail)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,11 @@ def sleep(_, __):
     threading.Event().wait()
 
 
+def doze(_, __):
+    """Sleeps, and for nothing else."""
+    time.sleep(600)
+
+
 def crowd(_, __):
     """Has many descriptors and threads, and waits for none of them."""
     _kept.extend(os.dup(0) for _ in range(60))
