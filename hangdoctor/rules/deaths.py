@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hangdoctor.facts import launch_still_s
+from hangdoctor.facts import launch_still_s, phase_index
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.rules.blame import Blame, advise_on_loss, blame_for_failure, tell_loss
 from hangdoctor.rules.case import (
@@ -15,6 +15,7 @@ from hangdoctor.rules.case import (
     failures,
     judge,
     last_line,
+    phase_of_failure,
 )
 from hangdoctor.rules.exits import Death, death_of, death_of_rank, zombies
 from hangdoctor.tracks import lives
@@ -49,7 +50,8 @@ def rank_died(case: Case) -> Iterator[Finding]:
     if not dead or (not alive and launcher_gone):
         return
     failed = [rank for rank in dead if failures(case).get(rank.name)]
-    blame = blame_for_failure(case) if failed else Blame()
+    missed = blame_for_failure(case)
+    blame = missed if failed else Blame()
     # Those that only lost another are told after it.
     first = [rank for rank in dead if rank.name not in blame.victims]
     names = tuple(rank.name for rank in first or dead)
@@ -71,7 +73,10 @@ def rank_died(case: Case) -> Iterator[Finding]:
         # A rank that ended others with it by its exception is to blame for them too.
         culprits=blame.culprits or tuple(name for name in names if name not in blame.victims),
         state="dead",
-        phase=earliest_phase(tuple(dead)),
+        # Who lost it had come to where it was missed: with it, as far as barriers go.
+        phase=max(
+            (earliest_phase(tuple(dead)), phase_of_failure(case, missed.lost)), key=phase_index
+        ),
         confidence=blame.confidence,
         because=evidence(
             *(_is_gone(case, rank) for rank in dead[:4]),
