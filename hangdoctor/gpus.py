@@ -179,32 +179,36 @@ def others_only(card: Card, ours: Collection[int]) -> bool:
     return bool(processes) and all(one.name and one.pid not in ours for one in processes or ())
 
 
-def moves_data_of(card: Card, pids: Collection[int], at_s: float, *, uses_it: bool = True) -> str:
+def moves_data_of(card: Card, pids: Collection[int], at_s: float) -> str:
     """Say by what a card shows that a rank moves, whose processes these are; "" for nothing.
 
-    Memory that another tenant takes is not the rank's. A kernel that spins can poll the host's
-    memory over PCIe, but uses no memory of its own card and keeps it busy.
-
-    Args:
-        card: of the rank.
-        pids: of the rank and what it has started.
-        at_s: now.
-        uses_it: the rank may be behind what the card does: else one that is shared tells nothing
-            of it but the memory that it holds.
+    Of a card with others on it only the memory that the rank itself holds: `work_of` may be theirs.
     """
     gpu = card.gpu
     if isinstance(gpu, Missing):
         return ""
-    sized = {process.pid for process in gpu.processes or () if process.used_bytes is not None}
-    not_its_own = card.shared and not uses_it
-    if sized & set(pids):
-        grew = bool(card.grew_of & set(pids))
-    else:
-        grew = card.memory_grew_at_s == at_s and not not_its_own
-    if grew:
+    if card.grew_of & set(pids):
         return f"memory of GPU {gpu.index} grows"
-    if not_its_own:
+    sized = {process.pid for process in gpu.processes or () if process.used_bytes is not None}
+    return "" if card.shared else work_of(card, at_s, memory=not sized & set(pids))
+
+
+def work_of(card: Card, at_s: float, *, memory: bool = True) -> str:
+    """Say what a card does that is work, whosesoever; "" for nothing.
+
+    A kernel that spins can poll the host's memory over PCIe, but uses no memory of its own card and
+    keeps it busy.
+
+    Args:
+        card: as it is now.
+        at_s: now.
+        memory: memory that grows counts.
+    """
+    gpu = card.gpu
+    if isinstance(gpu, Missing):
         return ""
+    if memory and card.memory_grew_at_s == at_s:
+        return f"memory of GPU {gpu.index} grows"
     if card.reading == "computing":
         return f"GPU {gpu.index} computes"
     may_spin = (gpu.util_pct or 0) >= 50 and not gpu.memory_util_pct

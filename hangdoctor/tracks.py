@@ -120,6 +120,7 @@ class Track(Struct, frozen=True):
         blocked_since: by thread, the time of the first look at the wait that it is still in.
         awake: threads that wait for Python's lock and were awake at the last look.
         gil_wait_at_s: of those that wait for it, when each was last seen asleep there.
+        shared_work_at_s: when a card of it last worked that others are on as well: for it or them.
         moved_at_s: when it last moved; None if never seen to.
         moved_by: how, for people.
     """
@@ -180,6 +181,7 @@ class Track(Struct, frozen=True):
     blocked_since: dict[int, float] = {}
     awake: frozenset[int] = frozenset()
     gil_wait_at_s: dict[int, float] = {}
+    shared_work_at_s: float | None = None
     moved_at_s: float | None = None
     moved_by: str = ""
 

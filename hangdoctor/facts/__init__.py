@@ -48,6 +48,7 @@ class RankFacts(Struct, frozen=True):
         cpu_pct: of one core.
         cards: indices of its GPUs; empty where not known.
         reading: what its GPU does; "unknown" where others are on it, and may do that.
+        shared_work_s: how long ago a GPU of it worked that others are on as well, for it or them.
         log_phase: the phase by the log alone.
         phase_sure: the phase is told by the log or by a frame that belongs to it alone.
         settled_s: how long its stack has shown nothing new, over at least two dumps; else None.
@@ -100,6 +101,7 @@ class RankFacts(Struct, frozen=True):
     cpu_pct: float | None = None
     cards: tuple[int, ...] = ()
     reading: Reading | None = None
+    shared_work_s: float | None = None
     log_phase: Phase | None = None
     phase_sure: bool = False
     settled_s: float | None = None

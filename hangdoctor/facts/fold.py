@@ -17,8 +17,8 @@ from hangdoctor.collectives import compare
 from hangdoctor.engines import Engine, matches_any
 from hangdoctor.facts import Facts, log_news
 from hangdoctor.facts.lineage import WORK_PCT, family, see_processes
-from hangdoctor.facts.rank_view import may_use_card, rank_view
-from hangdoctor.gpus import cards_of, moves_data_of, others_only, see_card
+from hangdoctor.facts.rank_view import may_use_card, rank_view, wait_kind
+from hangdoctor.gpus import cards_of, moves_data_of, others_only, see_card, work_of
 from hangdoctor.host_memory import see_allocations, see_peak
 from hangdoctor.launches import expected_count, expected_ranks, rank_order, sizes_of
 from hangdoctor.logs.timeline import Timeline, logged_stands
@@ -187,7 +187,8 @@ def _see_weights(facts: Facts, snapshot: Snapshot) -> Facts:
 def _see_caches(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
     """Let a compiler's cache that grows count as progress of the ranks that run its code.
 
-    Another launch may fill the same cache: a rank that uses no CPU does not.
+    Another launch may fill the same cache: a rank that uses no CPU does not, nor one that waits for
+    its GPU in that code.
     """
     if not isinstance(snapshot.caches, Caches):
         return facts
@@ -197,7 +198,8 @@ def _see_caches(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
     for cache, path in grown:
         for pid, track in known.items():
             used_pct = (track.cpu_pct or 0) + (track.children_pct or 0)
-            if track.rank and used_pct >= WORK_PCT and runs_code(track.stack, cache):
+            compiles = wait_kind(track, engine) != "device" and runs_code(track.stack, cache)
+            if track.rank and used_pct >= WORK_PCT and compiles:
                 known[pid] = tracks.moved(track, at_s, f"{cache.title} fills its cache {path}")
     return msgspec.structs.replace(facts, caches=seen, tracks=known)
 
@@ -232,8 +234,11 @@ def _see_gpus(facts: Facts, snapshot: Snapshot, engine: Engine) -> Facts:
         own = cards_of(cards, pids) or tuple(anybody)
         uses_it = may_use_card(track, engine)
         for index in own:
-            if by := moves_data_of(cards[index], pids, at_s, uses_it=uses_it):
-                known[pid] = tracks.moved(track, at_s, by)
+            card = cards[index]
+            if by := moves_data_of(card, pids, at_s):
+                known[pid] = tracks.moved(known[pid], at_s, by)
+            elif card.shared and uses_it and work_of(card, at_s):
+                known[pid] = msgspec.structs.replace(known[pid], shared_work_at_s=at_s)
     return msgspec.structs.replace(facts, cards=cards, tracks=known)
 
 

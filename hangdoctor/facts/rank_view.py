@@ -129,6 +129,7 @@ def _of_process(
         cpu_pct=track.cpu_pct,
         cards=cards,
         reading=_reading(track, cards, facts, engine),
+        shared_work_s=at_s - track.shared_work_at_s if track.shared_work_at_s is not None else None,
         log_phase=log_phase,
         phase_sure=phase_sure,
         settled_s=dumped_s - track.settled_at_s
@@ -169,6 +170,11 @@ def _of_process(
     )
 
 
+def wait_kind(track: Track, engine: Engine) -> str:
+    """Return the kind of the wait that a process stands in by its stack; "" for none."""
+    return next((wait.kind for wait in engine.waits if track.wait and wait.id == track.wait[0]), "")
+
+
 def may_use_card(track: Track, engine: Engine) -> bool:
     """Tell whether a rank may be behind what a card does that others are on as well.
 
@@ -177,7 +183,7 @@ def may_use_card(track: Track, engine: Engine) -> bool:
     """
     if track.stack is None:
         return True
-    kind = next((wait.kind for wait in engine.waits if track.wait and wait.id == track.wait[0]), "")
+    kind = wait_kind(track, engine)
     if kind == "device" or kind in PEER_KINDS:
         return kind == "device"
     if track.runaway_since_s is not None:

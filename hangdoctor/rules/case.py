@@ -779,6 +779,9 @@ def _may_be_working(case: Case, rank: RankFacts, phase: Phase | None, needed_s: 
         return [f"dumps of {rank.name} that are further apart"]
     if rank.stack_missing is not None or (rank.stack_age_s or 0.0) > 2 * case.stall_after_s:
         return [f"a newer dump of {rank.name}"]
+    if rank.shared_work_s is not None and rank.shared_work_s < needed_s:
+        cards = enumerate_names([f"GPU {index}" for index in rank.cards])
+        return [f"whose work {cards} did {rank.shared_work_s:.0f} s ago: others are on it as well"]
     if rank.reading == "busy" and rank.wait and rank.wait.kind == "device":
         return [f"what GPU {rank.cards[0]} does: it is busy, at a power that tells neither"]
     overdue = past_normal(case, phase)

@@ -2,9 +2,9 @@
 
     python tests/recordings/adopt.py [--every S] RECORDING tests/recordings/CASE [OLD=NEW ...]
 
-With --every, looks that follow another within S seconds are left out. Leaves out the frames of the
-fault itself (sitecustomize.py) with the native ones above them, and of processes that are neither
-rank nor launcher the idle ones and all threads but the main one.
+With --every, one look of each S seconds is kept, one with stacks where there is one. Leaves out the
+frames of the fault itself (sitecustomize.py) with the native ones above them, and of processes that
+are neither rank nor launcher the idle ones and all threads but the main one.
 OLD=NEW replaces paths of the machine. cause.toml is written by hand.
 """
 
@@ -51,11 +51,16 @@ def adopt(source, case, paths, every_s=0.0):
 
 
 def _thinned(snapshots, every_s):
-    kept = []
+    """Keep one look of each so many seconds, one with stacks where there is one."""
+    if not every_s:
+        return snapshots
+    kept = {}
     for snapshot in snapshots:
-        if not kept or snapshot.at_s - kept[-1].at_s >= every_s:
-            kept.append(snapshot)
-    return kept if not snapshots or kept[-1] is snapshots[-1] else [*kept, snapshots[-1]]
+        window = int(snapshot.at_s / every_s)
+        if window not in kept or (kept[window].stacks is None and snapshot.stacks is not None):
+            kept[window] = snapshot
+    looks = list(kept.values())
+    return looks if not snapshots or looks[-1] is snapshots[-1] else [*looks, snapshots[-1]]
 
 
 def _busy(snapshots):
