@@ -8,11 +8,12 @@ from hangdoctor.calls import EPOLLS, POLLS, SLEEPS
 from hangdoctor.frames import place
 from hangdoctor.model import Struct
 from hangdoctor.sleeps import left_s, wakes_at_s, wakes_in
-from hangdoctor.tracks import waits_for_gil_holder
+from hangdoctor.tracks import lives, waits_for_gil_holder
 from hangdoctor.waits import (
     call_name,
     describe,
     describe_traffic,
+    is_sleep,
     is_unanswered,
     only_sharer,
     only_target,
@@ -41,6 +42,7 @@ class Blocked(Struct, frozen=True):
         call: the system call, in the words of `text`.
         text: call and object, for people.
         for_s: how long it was seen in this same wait.
+        asleep: it waits for time alone.
         wakes_at_s: recording times between which its sleep ends by itself; None where it is in
             none, or that is not known.
         waits_for: pid of the one process that can end it; None where none or several can.
@@ -61,6 +63,7 @@ class Blocked(Struct, frozen=True):
     call: str
     text: str
     for_s: float = 0.0
+    asleep: bool = False
     wakes_at_s: tuple[float, float] | None = None
     waits_for: int | None = None
     may_wait_for: int | None = None
@@ -104,7 +107,7 @@ def blocked_threads(
         at_s: now.
         name_of: gives a process's name for people, from its pid and comm.
     """
-    if track.waits is None or not track.present:
+    if track.waits is None or not lives(track):
         return ()
     now = {thread.tid: thread for thread in track.process.threads}
     found = []
@@ -132,6 +135,7 @@ def blocked_threads(
                 + _gil_holder(track, wait, names)
                 + _ends(left_s(wakes, at_s)),
                 for_s=at_s - since_s if since_s is not None else 0.0,
+                asleep=is_sleep(wait),
                 wakes_at_s=wakes,
                 waits_for=target,
                 may_wait_for=only_sharer(wait) if target is None else None,
@@ -181,7 +185,7 @@ def lock_waits(track: Track, at_s: float) -> tuple[LockWait, ...]:
     The kernel shows that they sleep on a semaphore, of which Python makes its locks. Threads that
     have nothing to do sleep on one as well, but below Python's own modules (a condition, a queue).
     """
-    if track.waits is None or not track.present:
+    if track.waits is None or not lives(track):
         return ()
     now = {thread.tid: thread.syscall for thread in track.process.threads}
     found = []

@@ -39,7 +39,9 @@ CLOSED_S = 5.0
 
 _PROC = "/proc"
 _PORTS = range(11000, 20000)
-_COUNTED_ON = (0, 10000, *range(233, 240))
+_SGLANG_COUNTS = (0, 10000, *range(233, 240))
+"""Ports that SGLang 0.5.15 counts from its own: gRPC's, which it refuses above 65,535 though gRPC
+is off, and seven of DP attention (server_args.py)."""
 _URL = "hangdoctor smoke --url http://127.0.0.1:30000 -- COMMAND ..."
 _ABSENT = (404, 405)
 _CONNECT_S = 1.0
@@ -148,9 +150,7 @@ def closes(endpoint: Endpoint) -> bool:
 def free_port() -> int:
     """Return a port for a server, with those free that SGLang counts from it.
 
-    0.5.15 does not start where the one for gRPC, 10,000 further on, would be above 65,535, though
-    gRPC is off (server_args.py); DP attention takes six from 233 on. Kernels give ports away by
-    themselves from 32,768 on: all of these lie below.
+    Kernels give ports away by themselves from 32,768 on: all of these lie below.
 
     Raises:
         InputError: no port of its range is free.
@@ -158,7 +158,7 @@ def free_port() -> int:
     ports = list(_PORTS)
     random.shuffle(ports)
     for port in ports:
-        if all(_is_free(port + further) for further in _COUNTED_ON):
+        if all(_is_free(port + further) for further in _SGLANG_COUNTS):
             return port
     raise InputError(
         f"no port from {_PORTS[0]} to {_PORTS[-1]} is free for a server",

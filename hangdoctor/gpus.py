@@ -107,9 +107,7 @@ class Card(Struct, frozen=True):
         return max(rates, default=None)
 
 
-def see_card(
-    card: Card | None, gpu: Gpu | Missing, at_s: float, ours: Collection[int] = ()
-) -> Card:
+def see_card(card: Card | None, gpu: Gpu | Missing, at_s: float, ours: Collection[int]) -> Card:
     """Take in a card's readings of now; `ours` are the PIDs of the launch."""
     if isinstance(gpu, Missing):
         lost: Reading = "lost" if gpu.reason == "gone" else "unknown"
@@ -174,9 +172,9 @@ def cards_of(cards: dict[int, Card], pids: Collection[int]) -> tuple[int, ...]:
 
 
 def others_only(card: Card, ours: Collection[int]) -> bool:
-    """Tell whether a card has processes here on it, and none of the launch."""
-    processes = card.last.processes if card.last else None
-    return bool(processes) and all(one.name and one.pid not in ours for one in processes or ())
+    """Tell whether a card has processes that are seen here on it, and none of the launch."""
+    processes = (card.last.processes if card.last else None) or ()
+    return bool(processes) and all(each.name and _is_other(each, ours) for each in processes)
 
 
 def moves_data_of(card: Card, pids: Collection[int], at_s: float) -> str:
@@ -261,15 +259,20 @@ def _untold_bytes(gpu: Gpu) -> int:
 def _is_shared(gpu: Gpu, ours: Collection[int]) -> bool:
     """Tell whether others are on a card beside the launch, by its processes and its memory.
 
-    PIDs that name none of the launch may be another namespace's. One that is gone does nothing,
-    and the MPS server works for its clients.
+    PIDs that name none of the launch may be another namespace's.
     """
-    pids = {
-        process.pid
-        for process in gpu.processes or ()
-        if process.name is None or not (process.name == "" or process.name.startswith(_MPS))
-    }
-    return bool(pids & set(ours)) and bool(pids - set(ours) or _untold_bytes(gpu))
+    processes = gpu.processes or ()
+    named = any(each.pid in ours for each in processes)
+    return named and (any(_is_other(each, ours) for each in processes) or _untold_bytes(gpu) > 0)
+
+
+def _is_other(process: GpuProcess, ours: Collection[int]) -> bool:
+    """Tell whether a process outside the launch may use a card.
+
+    One that is gone does not, and the MPS server works for its clients.
+    """
+    gone, of_mps = process.name == "", (process.name or "").startswith(_MPS)
+    return process.pid not in ours and not gone and not of_mps
 
 
 def _grown(peaks_bytes: dict[int, int], gpu: Gpu) -> tuple[dict[int, int], frozenset[int]]:

@@ -8,12 +8,12 @@ from hangdoctor import endpoint
 from hangdoctor.errors import InputError
 
 
-def test_the_ports_that_sglang_counts_from_it_exist():
-    assert max(endpoint._PORTS) + max(endpoint._COUNTED_ON) <= 65_535
+def test_every_port_that_sglang_counts_from_ours_is_one():
+    assert max(endpoint._PORTS) + max(endpoint._SGLANG_COUNTS) <= 65_535
     assert endpoint.free_port() in endpoint._PORTS
 
 
-@pytest.mark.parametrize("further", endpoint._COUNTED_ON)
+@pytest.mark.parametrize("further", endpoint._SGLANG_COUNTS)
 def test_a_port_is_passed_over_where_one_that_is_counted_from_it_is_taken(monkeypatch, further):
     with socket.socket() as listener:
         port = endpoint.free_port()

@@ -12,7 +12,7 @@ from scenarios import Does, good_log, launch
 from hangdoctor import engines
 from hangdoctor.diagnose import diagnose
 from hangdoctor.facts.fold import derive
-from hangdoctor.gpus import cards_of, moves_data_of, see_card, work_of
+from hangdoctor.gpus import cards_of, moves_data_of, others_only, see_card, work_of
 from hangdoctor.model import Gpu, GpuProcess, Missing
 from hangdoctor.render.text import to_text
 
@@ -41,7 +41,7 @@ def seen(*looks, idle_w=121.0, **more):
             "pcie_sent_bytes": sent % (1 << 32),
             "processes": (GpuProcess(OWN, 2 * GIB),),
         }
-        card = see_card(card, Gpu(**gpu | more | look), float(at_s))
+        card = see_card(card, Gpu(**gpu | more | look), float(at_s), {OWN})
     return card
 
 
@@ -93,15 +93,19 @@ def test_counters_that_are_not_there_leave_the_reading_to_power_and_memory():
 
 
 def test_memory_that_another_tenant_takes_is_no_progress_of_ours():
-    card = None
-    for at_s in range(3):
-        processes = (GpuProcess(OWN, 2 * GIB), GpuProcess(STRANGER, (2 + at_s) * GIB, "python3"))
-        gpu = Gpu(index=0, util_pct=0, memory_used_bytes=(4 + at_s) * GIB, processes=processes)
-        card = see_card(card, gpu, float(at_s))
-    assert not moves_data_of(card, {OWN}, 2.0)
-    assert moves_data_of(card, {STRANGER}, 2.0) == "memory of GPU 0 grows"
+    def grows(pid):
+        card = None
+        for at_s in range(3):
+            size = (2 + at_s) * GIB
+            processes = (GpuProcess(OWN, 2 * GIB), GpuProcess(STRANGER, size, "python3"))
+            gpu = Gpu(index=0, util_pct=0, memory_used_bytes=2 * GIB + size, processes=processes)
+            card = see_card(card, gpu, float(at_s), {pid})
+        return moves_data_of(card, {pid}, 2.0)
+
+    assert not grows(OWN)
+    assert grows(STRANGER) == "memory of GPU 0 grows"
     # Whose processes the driver does not name may be behind any growth.
-    assert moves_data_of(card, {99}, 2.0) == "memory of GPU 0 grows"
+    assert grows(99) == "memory of GPU 0 grows"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,7 @@ def test_memory_that_another_tenant_takes_is_no_progress_of_ours():
         ((), 20 * GIB, True),  # another namespace's, which the driver does not name
         ((), 2 * GIB, False),
         ((GpuProcess(STRANGER, GIB, ""),), 3 * GIB, False),  # gone
-        ((GpuProcess(STRANGER, GIB, "nvidia-cuda-mps"),), 3 * GIB, False),
+        ((GpuProcess(STRANGER, GIB, "nvidia-cuda-mps-server"),), 3 * GIB, False),
     ],
 )
 def test_a_card_is_shared_where_others_may_work_on_it(others, used, shared):
@@ -143,14 +147,30 @@ def test_a_card_is_shared_where_others_may_work_on_it(others, used, shared):
 )
 def test_the_card_of_a_rank_follows_from_the_device_files_it_holds(opened, mine):
     cards = {
-        index: see_card(None, Gpu(index=index, processes=(), opened_by=counts), 0.0)
+        index: see_card(None, Gpu(index=index, processes=(), opened_by=counts), 0.0, {OWN})
         for index, counts in enumerate(opened)
     }
     assert cards_of(cards, {OWN}) == mine
 
 
+@pytest.mark.parametrize(
+    ("processes", "theirs"),
+    [
+        ((GpuProcess(STRANGER, GIB, "python3"),), True),
+        ((), False),
+        ((GpuProcess(STRANGER, GIB, None),), False),  # hidden, or another namespace's
+        ((GpuProcess(STRANGER, GIB, ""),), False),  # as in a container
+        ((GpuProcess(STRANGER, GIB, "nvidia-cuda-mps-server"),), False),
+        ((GpuProcess(STRANGER, GIB, "python3"), GpuProcess(OWN, GIB)), False),
+    ],
+)
+def test_a_card_that_only_others_are_seen_on_is_no_ranks(processes, theirs):
+    card = see_card(None, Gpu(index=0, processes=processes), 0.0, {OWN})
+    assert others_only(card, {OWN}) is theirs
+
+
 def test_a_card_that_is_lost_is_still_its_ranks():
-    card = see_card(seen(), LOST, 9.0)
+    card = see_card(seen(), LOST, 9.0, {OWN})
     assert (card.reading, cards_of({1: card}, {OWN})) == ("lost", (1,))
 
 
@@ -231,7 +251,7 @@ def test_what_others_do_on_a_card_is_no_progress_of_a_rank_that_sleeps(tmp_path)
         Does(stack=told.LOADING, cpu_pct=60, state="R", kernel="0"),
     ],
 )
-def test_what_others_may_do_on_a_card_may_be_what_a_rank_waits_for(does, tmp_path):
+def test_what_others_do_on_a_card_leaves_open_whether_a_rank_that_may_use_it_moves(does, tmp_path):
     others = working(GpuProcess(STRANGER, GIB, "python3"))
     _, found = told_with(tmp_path, others, {"TP0": does, "TP1": does}, seconds=200)
     assert found.state == "unknown"

@@ -58,3 +58,12 @@ def test_a_hang_stands_for_a_hundred_seconds_and_more(case):
     truth, said = case
     if truth["state"] == "hung":
         assert said[-1][0] - truth["stalled_since_s"] > 100
+
+
+def test_who_ended_and_who_lost_it_are_told_while_the_loser_still_lives():
+    *_, (_, _, found) = judged(load(RECORDINGS / "two_cards" / "pool-exit-seen-r1"))
+    assert found.title == (
+        "TP1 ended without a word (exit status 1), and TP0 lost its connection to it"
+    )
+    advice = [step for finding in found.findings for step in finding.advice]
+    assert sum("end it" in step for step in dict.fromkeys(advice)) == 1

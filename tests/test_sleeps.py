@@ -154,7 +154,7 @@ def alone(into, seconds, until_s):
 
 
 @pytest.mark.parametrize(("until_s", "state"), [(100, "unknown"), (DAYS_S, "hung")])
-def test_the_only_rank_that_sleeps_is_no_exception(until_s, state, tmp_path):
+def test_a_launch_of_one_rank_that_sleeps_is_judged_by_when_it_wakes(until_s, state, tmp_path):
     *_, (_, _, found) = judged(alone(tmp_path, 60, until_s))
     assert (found.state, found.culprits) == (state, ("TP0",))
     assert "TP0 sleeps at ModelRunner.load_model" in found.title

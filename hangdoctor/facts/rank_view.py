@@ -102,7 +102,8 @@ def _of_process(
     )
     recently = at_s - moved_at_s <= MOVING_S
     watched_s = at_s - track.first_at_s
-    moving = recently if watched_s >= MOVING_S or (recently and watched_s >= 1) else None
+    told = watched_s >= MOVING_S or (recently and watched_s >= 1)
+    moving = recently if told and tracks.lives(track) else None
     still_s = at_s - max(track.first_at_s, moved_at_s) if moving is False else None
     cards = cards_of(facts.cards, family(facts.tracks, track.process.pid))
     blocked = blocked_threads(track, at_s, facts.name_of)
@@ -114,7 +115,7 @@ def _of_process(
     return RankFacts(
         name=name,
         pid=track.process.pid,
-        present=track.present and track.process.state not in "ZX",
+        present=tracks.lives(track),
         state=track.process.state,
         phase=phase,
         phase_since_s=since_s,

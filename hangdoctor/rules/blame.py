@@ -63,8 +63,9 @@ def blame_for_failure(case: Case) -> Blame:
 
     A rank whose exception says that it gave up waiting for others, or lost its connection to one,
     is their victim. To blame are, in this order: the ranks that the log names; those that raised
-    anything else; those that ended by themselves; those that lack a line that others have; and
-    where a peer was lost, the only one that raised nothing.
+    anything else; those whose stack a fault has put into the log; those that ended by themselves,
+    or first; where a wait was given up, those that lack a line that others have; where a peer was
+    lost, the only one that raised nothing, else the only such one that lacks a line.
     """
     failed = {name: text for name, text in failures(case).items() if name}
     waited, lost = _victims(case, failed)
@@ -124,7 +125,7 @@ def tell_loss(case: Case, blame: Blame) -> str:
             ended = "which lives, and has closed it"
         perhaps = f" (perhaps {enumerate_names(blame.culprits)})" if blame.culprits else ""
         return f"{losers} lost {theirs} to a peer{perhaps}, {ended}"
-    words = death_of_culprit(case, blame).words
+    words = _death_of_culprit(case, blame).words
     many = len(blame.culprits) > 1
     if words.startswith("killed"):
         how = f"{'were' if many else 'was'} {words}"
@@ -145,7 +146,7 @@ def advise_on_loss(case: Case, blame: Blame) -> tuple[str, ...]:
             "start it below hangdoctor watch, which sees how each process ends",
         )
     name = enumerate_names(blame.culprits)
-    death = death_of_culprit(case, blame)
+    death = _death_of_culprit(case, blame)
     looks = [
         f"see what {name} did last: what {blame.victims[0]} raised only tells where it waited",
     ]
@@ -159,7 +160,7 @@ def advise_on_loss(case: Case, blame: Blame) -> tuple[str, ...]:
     return (*death.advice, *looks)
 
 
-def death_of_culprit(case: Case, blame: Blame) -> Death:
+def _death_of_culprit(case: Case, blame: Blame) -> Death:
     """Say how the first of the culprits ended."""
     rank = case.facts.rank(blame.culprits[0])
     return death_of_rank(case, rank) if rank else Death(words="", status=None)
@@ -211,9 +212,9 @@ def _of_any_process(case: Case) -> set[str]:
     return {sign.id for sign in case.engine.signs if sign.of_any_process}
 
 
-def _first_loss(case: Case, lost: tuple[str, ...]) -> int:
-    """Return the line in which the first rank says that it has lost its peer."""
-    return min(case.facts.timeline.ranks[name].raised_at for name in lost)
+def _first_loss(case: Case, victims: tuple[str, ...]) -> int:
+    """Return the line in which the first rank says that it has missed its peer."""
+    return min(case.facts.timeline.ranks[name].raised_at for name in victims)
 
 
 def _faulted(case: Case, blame: Blame) -> tuple[str, ...]:
@@ -224,9 +225,10 @@ def _faulted(case: Case, blame: Blame) -> tuple[str, ...]:
 
 
 def _ended_by_itself(case: Case, blame: Blame) -> Blame:
-    """Return the ranks that ended by themselves, by a fault or for want of memory; or first.
+    """Blame the ranks that ended by themselves, by a fault or for want of memory; or first.
 
-    A launcher ends the others by SIGKILL or SIGTERM. Who aborts may have lost a peer, too.
+    A launcher ends the others by SIGKILL or SIGTERM. Who aborts may have lost a peer, too, and who
+    ends with status 0 may have been told to: of these with medium confidence.
     """
     silent = [rank for rank in case.facts.ranks if rank.name not in blame.victims]
     statuses = {rank.name: exit_status(case, rank) for rank in silent}
@@ -288,7 +290,7 @@ def _gone_first(case: Case, silent: list[RankFacts]) -> list[RankFacts]:
 
 
 def _by_elimination(case: Case, blame: Blame) -> Blame:
-    """Return the only rank that raised nothing, or the only such one that lacks a line.
+    """Blame the only rank that raised nothing, or the only such one that lacks a line.
 
     All ranks print their exceptions, also in releases in which only the first prints its start.
     """

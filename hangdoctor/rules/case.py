@@ -209,7 +209,7 @@ def judge(
             lacks_s=_lacks_s(case, suspects, needed_s),
         )
     # A FIFO whose other end nobody has open does not come back, nor a lock without an owner, nor in
-    # time who sleeps for days.
+    # time who sleeps until nobody waits any more.
     proven = proven or (
         bool(suspects)
         and all(

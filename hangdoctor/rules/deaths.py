@@ -31,16 +31,20 @@ if TYPE_CHECKING:
 TAKES_LEAVE_S = 3.0
 """A launch that ends takes its processes with it within moments: only after so long one is left."""
 
+END_IT = "the launch cannot come up any more: end it, all of its processes"
+
 
 def rank_died(case: Case) -> Iterator[Finding]:
     """A rank has ended while the launch goes on.
 
     What it sees: a rank process that was there and is gone or a zombie, with peers alive; how it
     ended (its zombie, a pidfd, the launcher's log line), and whether memory had run out (the
-    cgroup's oom_kill before and after, the kernel's log).
+    cgroup's oom_kill before and after, the kernel's log). Peers that logged the loss of their
+    connection are told from the one that ended.
     Why it matters: the peers wait for it for ever; a launcher that reads the ranks' pipes in order
     does not notice. SIGKILL is most often the kernel's out-of-memory killer.
-    What to do: read the dead rank's last lines; give the launch more memory; end it.
+    What to do: read the last lines of the rank that ended, not the exception of one that lost it;
+    give the launch more memory; end it.
     """
     facts = case.facts
     dead = [rank for rank in facts.ranks if rank.present is False and rank.pid is not None]
@@ -51,7 +55,10 @@ def rank_died(case: Case) -> Iterator[Finding]:
         return
     failed = [rank for rank in dead if failures(case).get(rank.name)]
     missed = blame_for_failure(case)
-    blame = missed if failed else Blame()
+    gone = {rank.name for rank in dead}
+    known = failed or (missed.is_loss and missed.culprits and gone.issuperset(missed.culprits))
+    blame = missed if known else Blame()
+    waiting = [rank.name for rank in alive if rank.name not in missed.victims]
     # Those that only lost another are told after it.
     first = [rank for rank in dead if rank.name not in blame.victims]
     names = tuple(rank.name for rank in first or dead)
@@ -67,8 +74,8 @@ def rank_died(case: Case) -> Iterator[Finding]:
         rule="rank-died",
         verdict="found",
         title=who
-        + (f" while {enumerate_names([r.name for r in alive][:4])} still " if alive else "")
-        + ("" if not alive else "waits" if len(alive) == 1 else "wait"),
+        + (f" while {enumerate_names(waiting[:4])} still " if waiting else "")
+        + ("" if not waiting else "waits" if len(waiting) == 1 else "wait"),
         ranks=tuple(rank.name for rank in dead),
         # A rank that ended others with it by its exception is to blame for them too.
         culprits=blame.culprits or tuple(name for name in names if name not in blame.victims),
@@ -82,12 +89,13 @@ def rank_died(case: Case) -> Iterator[Finding]:
             *(_is_gone(case, rank) for rank in dead[:4]),
             *(blame.because or death.because),
             *(exception_of(case, rank.name) for rank in failed[:2]),
+            *(exception_of(case, name) for name in blame.lost[:2] if name not in gone),
             last_line(case, names[0]),
         ),
         needs=blame.needs,
         advice=(
             *(advise_on_loss(case, blame) if blame.is_loss else death.advice),
-            "the launch cannot come up any more: end it, all of its processes",
+            END_IT,
         ),
     )
 

@@ -26,8 +26,9 @@ def gpu_spinning(case: Case) -> Iterator[Finding]:
     What it sees: utilisation near 100 %, memory interface idle, power a few watts above what the
     card draws with a context and nothing to do, for more than 5 s.
     Why it matters: kernels that wait, for a peer or for ever. Of ranks that wait for each other,
-    one whose card idles beside such cards never launched its part. Healthy first prefills look
-    like this for seconds, so that it is a reading and no verdict.
+    one whose card idles beside such cards never launched its part, unless others are on those, or
+    it waits for its peers on the host. Healthy first prefills look like this for seconds, so that
+    it is a reading and no verdict.
     What to do: look at the rank whose card idles; ask NCCL: `nc localhost 28028 <<< status`.
     """
     at_s = case.facts.at_s or 0.0
@@ -40,13 +41,11 @@ def gpu_spinning(case: Case) -> Iterator[Finding]:
     if not spinning:
         return
     ranks = [rank.name for rank in case.facts.ranks if set(rank.cards) & set(spinning)]
+    its_own = {index for index, card in spinning.items() if not card.shared}
     idle = [
         rank.name
         for part in replicas(case)
-        if any(
-            rank.reading == "spinning" and set(rank.cards) & set(spinning)
-            for rank in part.facts.ranks
-        )
+        if any(set(rank.cards) & its_own for rank in part.facts.ranks)
         for rank in part.facts.ranks
         if rank.cards and all(_idles(case, index) for index in rank.cards)
     ]

@@ -27,7 +27,7 @@ from hangdoctor.rules.case import (
     signs_of,
     stands,
 )
-from hangdoctor.rules.deaths import exception_of
+from hangdoctor.rules.deaths import END_IT, exception_of
 from hangdoctor.rules.exits import describe_status
 from hangdoctor.tracks import lives
 from hangdoctor.waitgraph import launcher_waits_for
@@ -143,7 +143,8 @@ def exception_in_rank(case: Case) -> Iterator[Finding]:
     those words in a log alone.
     Why it matters: the rank will never join its peers. The signal that should end the launch does
     not always reach it.
-    What to do: read that traceback first; end the launch.
+    What to do: read that traceback first; where it says that a connection to a peer was lost, look
+    at the rank that ended. End the launch.
     """
     facts = case.facts
     lost = lost_by_log(case)
@@ -175,7 +176,7 @@ def exception_in_rank(case: Case) -> Iterator[Finding]:
         needs=blame.needs,
         advice=(
             *(advise_on_loss(case, blame) if blame.is_loss else ("read that traceback first",)),
-            "the launch cannot come up any more: end it",
+            END_IT,
         ),
     )
     yield judge(case, (), finding, needed_s=case.stall_after_s / 2, proven=True)
@@ -414,8 +415,13 @@ def _lost_in_log(case: Case, lost: dict[str, str]) -> Finding:
         ),
         needs=blame.needs,
         advice=(
-            *(advise_on_loss(case, blame) if blame.is_loss else ()),
-            "read that traceback first" if text else "get the rest of the log: its exception",
+            *(
+                advise_on_loss(case, blame)
+                if blame.is_loss
+                else ("read that traceback first",)
+                if text
+                else ("get the rest of the log: its exception",)
+            ),
             "a rank ends after these words: if processes are left, end them",
         ),
     )

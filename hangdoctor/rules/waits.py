@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor.blocked import blocked_threads, lock_circle
-from hangdoctor.calls import SLEEPS
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.frames import place, same_shape
 from hangdoctor.logs.timeline import lacking
@@ -638,7 +637,8 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
 
     What it sees: every rank blocked outside any known operation of the group, without progress.
     Why it matters: they wait for something outside: a file that does not deliver, a pipe, a lock,
-    a server. Or the only rank of the launch hangs.
+    a server. Or the only rank of the launch hangs. One that wakes by itself in time is not called
+    hung meanwhile.
     What to do: see which file or socket it is; its innermost frames and system call say.
     """
     graph = case.graph
@@ -651,7 +651,11 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
     same = len({rank.place.rpartition(":")[0] for rank in still}) == 1
     first = still[0]
     where = waits_in(first.wait) if first.wait else f"stands still at {first.place}"
-    if not first.wait and len(everyone) == 1 and (len(first.lock_waits) > 1 or first.sleep):
+    if (
+        not first.wait
+        and len(everyone) == 1
+        and (len(first.lock_waits) > 1 or _sleeps_at(case, first))
+    ):
         where = _is_at(case, first)
     single = len(everyone) == 1
     spinning = tuple(rank.name for rank in still if rank.runaway_s is not None)
@@ -748,9 +752,7 @@ def _has_waited(case: Case, *ranks: RankFacts) -> bool:
 
 def _sleeps(rank: RankFacts, needed_s: float) -> bool:
     """Tell whether a rank has been in one and the same sleep for so long."""
-    return (
-        rank.blocked is not None and rank.blocked.call in SLEEPS and rank.blocked.for_s >= needed_s
-    )
+    return rank.blocked is not None and rank.blocked.asleep and rank.blocked.for_s >= needed_s
 
 
 def _is_at(case: Case, rank: RankFacts) -> str:
@@ -769,7 +771,8 @@ def _sleeps_at(case: Case, rank: RankFacts) -> str:
     at = f"sleeps at {rank.place}" if rank.place else "sleeps"
     if first := gives_up_before(case, rank):
         wait = "waits" if len(first.ranks) == 1 else "wait"
-        others = f"{enumerate_names(first.ranks)} {wait}"
+        names = ["the launcher" if name == "launcher" else name for name in first.ranks]
+        others = f"{enumerate_names(names)} {wait}"
         return f"{at} for {duration(left[0])} more, longer than {others}"
     if wakes_too_late(case, rank):
         return f"{at} for {duration(left[0])} more"
