@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
 _SAME_S = 0.5
 """Two looks at one sleep tell its end to a tenth of a second."""
+_GROWS = 1.5
+_GROWN_S = 5.0
+"""A shorter one is a nap of a loop that polls, of which each look sees another part."""
 
 
 class Sleep(Struct, frozen=True):
-    """The first sleep that a rank was seen in since it last moved.
+    """The first sleep that a rank was seen in since it last moved, or a longer one after it.
 
     That it wakes and sleeps again is no progress: only the first one explains why it stands still.
+    One that is half as long again does, too: who retries waits longer each time, up to a limit.
 
     Attributes:
         noted_at_s: recording time of the look that first saw it.
@@ -82,7 +86,7 @@ def see_sleep(
         at_s: now.
     """
     asleep = ends_at_s is not None and ends_at_s > at_s
-    if known is None or moved_at_s > known.noted_at_s:
+    if known is None or moved_at_s > known.noted_at_s or _grows(known, ends_at_s, at_s):
         if ends_at_s is None or not asleep:
             return None
         return Sleep(noted_at_s=at_s, ends_at_s=ends_at_s, over_at_s=ends_at_s)
@@ -90,3 +94,11 @@ def see_sleep(
     same = ends_at_s is not None and abs(ends_at_s - known.ends_at_s) < _SAME_S
     over_at_s = known.ends_at_s if same else min(known.over_at_s, at_s)
     return Sleep(noted_at_s=known.noted_at_s, ends_at_s=known.ends_at_s, over_at_s=over_at_s)
+
+
+def _grows(known: Sleep, ends_at_s: float | None, at_s: float) -> bool:
+    """Tell whether a sleep is another one, and longer than those before it."""
+    if ends_at_s is None or ends_at_s - known.ends_at_s < _SAME_S:
+        return False
+    least_s = max(_GROWN_S, _GROWS * (known.ends_at_s - known.noted_at_s))
+    return ends_at_s - at_s >= least_s

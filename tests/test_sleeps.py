@@ -127,6 +127,15 @@ def test_who_sleeps_again_and_again_without_progress_is_hung(naps_s, at_most_s, 
         assert "woke by itself and sleeps again at" in hung[min(hung)].title
 
 
+def test_who_retries_after_ever_longer_sleeps_is_not_hung_before_they_repeat(tmp_path):
+    until_s, does = 0, []
+    for length_s in (1, 2, 4, 8, 16, 32, 32, 32):
+        does.append((until_s, sleeps(until_s=SINCE_S + until_s + length_s)))
+        until_s += length_s
+    said = states(tmp_path, *does, seconds=until_s)
+    assert 63 + 40 <= hung_since(said) <= 63 + 46
+
+
 def test_progress_between_two_sleeps_lets_the_second_count_as_the_first(tmp_path):
     does = (
         (0, sleeps(until_s=SINCE_S + 60)),
