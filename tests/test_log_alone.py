@@ -581,3 +581,74 @@ def test_a_replica_that_lost_nobody_is_not_asked(tmp_path):
     loss = raised("DP1 TP0", error=GLOO_LOST)
     found = verdict(log(args, *(f"{name}|{LOADS}" for name in names), *loss, SIGQUIT), tmp_path)
     assert (found.state, found.culprits) == ("dead", ("DP1 TP1",))
+
+
+def test_a_rank_whose_traceback_the_log_cuts_short_has_not_ended_without_a_word(tmp_path):
+    start = (ARGS.format(tp=8, more=""), *(f"{name}|{LOADS}" for name in EIGHT))
+    cut = list(raised("TP3", "managers/scheduler.py:run_scheduler_process", error=""))
+    for losers in (EIGHT[:1], [name for name in EIGHT if name != "TP3"]):
+        lost = [line for name in losers for line in raised(name, error=GLOO_LOST)]
+        found = verdict(log(*start, *lost, *cut), tmp_path)
+        assert (found.state, found.culprits) == ("dead", ())
+        assert found.title.endswith("which had ended: the log stops within what TP3 raised")
+        assert "what TP3 raised" in str(found.findings[0].needs)
+
+
+INTERRUPTED = (*TRACED, "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Process SpawnProcess-1:", *INTERRUPTED, *raised("TP1", error=GLOO_LOST), SIGQUIT),
+        ("^CProcess SpawnProcess-1:", *INTERRUPTED, *raised("TP1", error=GLOO_LOST)),
+        (*raised("TP1", error=GLOO_LOST), "Process SpawnProcess-1:", *INTERRUPTED, SIGQUIT),
+        ("INFO:     Shutting down", *raised("TP1", error=GLOO_LOST)),
+    ],
+)
+def test_who_presses_ctrl_c_ends_every_rank_and_no_rank_is_to_blame(lines, tmp_path):
+    found = verdict(log(*BEGAN, *lines), tmp_path)
+    assert (found.state, found.culprits) == ("dead", ())
+    assert "connection" not in found.title
+
+
+@pytest.mark.parametrize(
+    ("more", "names", "number", "blamed"),
+    [
+        (", nnodes=2, node_rank=1", ("TP4", "TP5", "TP6", "TP7"), 1, ("TP5",)),
+        (", pp_size=2", [f"PP{n // 8} TP{n % 8}" for n in range(16)], 9, ("PP1 TP1",)),
+        (", ep_size=8", [f"TP{n} EP{n}" for n in range(8)], 3, ("TP3 EP3",)),
+        # The launcher's only process is the controller.
+        (", dp_size=2", [f"DP{n // 8} TP{n % 8}" for n in range(16)], 0, ()),
+    ],
+)
+def test_the_launcher_counts_the_ranks_of_its_node_stage_by_stage(
+    more, names, number, blamed, tmp_path
+):
+    args = ARGS.format(tp=8, more=more)
+    args = args.replace("nnodes=1, nnodes", "nnodes")
+    start = (args, *(f"{name}|{LOADS}" for name in names))
+    died = f"|Rank {number} scheduler died during initialization (exit code: 1)."
+    assert verdict(log(*start, died), tmp_path).culprits == blamed
+    found = verdict(log(*start, *raised(names[2], error=GLOO_LOST), died), tmp_path)
+    assert (found.state, found.culprits) == ("dead", blamed)
+
+
+STORE_GET = (
+    "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving "
+    "ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: "
+)
+
+
+def test_a_rank_to_which_the_store_gave_no_answer_is_not_to_blame(tmp_path):
+    lost = (*raised("TP1", error=STORE_GET + "Connection reset by peer. This may"), SIGQUIT)
+    found = verdict(log(*BEGAN, *lost), tmp_path)
+    assert (found.culprits, found.confidence) == (("TP0",), "medium")
+    connect = "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms "
+    for error in (
+        STORE_GET + "wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
+        connect + "while trying to connect to (10.0.0.1, 5000).",
+    ):
+        found = verdict(log(*BEGAN, *raised("TP1", error=error), SIGQUIT), tmp_path)
+        assert (found.state, found.culprits) == ("dead", ())
+        assert error[:120] in found.title

@@ -15,11 +15,12 @@ from hangdoctor.rules.case import (
     failures,
     last_line,
     line_of,
+    lost_by_log,
     only_first_rank_heard,
     replicas,
     signs_of,
 )
-from hangdoctor.rules.exits import Death, death_of_rank, exit_status, oom_message
+from hangdoctor.rules.exits import Death, blamed_names, death_of_rank, exit_status, oom_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +70,8 @@ def blame_for_failure(case: Case) -> Blame:
     """
     failed = {name: text for name, text in failures(case).items() if name}
     waited, lost = _victims(case, failed)
-    own = tuple(name for name in failed if name not in (*waited, *lost))
+    stopped = _say(case, failed, "signal")
+    own = tuple(name for name in failed if name not in (*waited, *lost, *stopped))
     blame = Blame(victims=(*waited, *lost))
     if lost and _ending_before(case, lost):
         blame = msgspec.structs.replace(blame, late=lost)
@@ -95,7 +97,6 @@ def blamed_by_log(case: Case) -> tuple[str, ...]:
     """
     failed = {name: text for name, text in failures(case).items() if name}
     victims = {name for names in _victims(case, failed) for name in names}
-    names = {rank.name for rank in case.facts.ranks}
     signs = [
         sign
         for sign in case.facts.timeline.signs
@@ -104,8 +105,8 @@ def blamed_by_log(case: Case) -> tuple[str, ...]:
     found = [
         name
         for sign in signs
-        for number in sign.blamed
-        if (name := f"TP{number}") in names and not (sign.kind == "fatal" and name in victims)
+        for name in blamed_names(case, sign)
+        if not (sign.kind == "fatal" and name in victims)
     ]
     return tuple(dict.fromkeys(found))
 
@@ -119,6 +120,8 @@ def tell_loss(case: Case, blame: Blame) -> str:
         ended = "which had ended without a word"
         if words_before:
             ended = f"which had ended ({words_before})"
+        elif cut := _cut_short(case, _may_have_ended(case, blame)):
+            ended = f"which had ended: the log stops within what {enumerate_names(cut)} raised"
         elif _nodes(case) > 1:
             ended = "which had ended, or cannot be reached"
         elif not _may_have_ended(case, blame):
@@ -172,12 +175,15 @@ _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.S
 
 def _victims(case: Case, failed: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the ranks whose exceptions say that they gave up waiting, and those that lost one."""
-    found = []
-    for kind in ("timeout", "lost"):
-        patterns = tuple(sign.pattern for sign in case.engine.signs if sign.kind == kind)
-        found.append([name for name, text in failed.items() if matches_any(patterns, text)])
-    waited, lost = found
-    return tuple(waited), tuple(name for name in lost if name not in waited)
+    waited = _say(case, failed, "timeout")
+    lost = _say(case, failed, "lost")
+    return waited, tuple(name for name in lost if name not in waited)
+
+
+def _say(case: Case, failed: Mapping[str, str], kind: str) -> tuple[str, ...]:
+    """Return the ranks whose exceptions are signs of a kind."""
+    patterns = tuple(sign.pattern for sign in case.engine.signs if sign.kind == kind)
+    return tuple(name for name, text in failed.items() if matches_any(patterns, text))
 
 
 def _ending_before(case: Case, lost: tuple[str, ...]) -> bool:
@@ -297,6 +303,8 @@ def _by_elimination(case: Case, blame: Blame) -> Blame:
     peers = _may_have_ended(case, blame)
     facts = case.facts
     told = facts.log_is_whole and facts.expected_count == len(facts.ranks) and _nodes(case) == 1
+    cut = _cut_short(case, peers)
+    told = told and not cut
     if told and len(peers) == 1:
         only = f"{peers[0]} is the only rank of {len(facts.ranks)} that logged no exception"
         because = [Evidence(text=only, rank=peers[0]), last_line(case, peers[0])]
@@ -318,6 +326,9 @@ def _by_elimination(case: Case, blame: Blame) -> Blame:
         )
     of = f" of {enumerate_names(peers)}" if peers else ""
     where = "of all nodes" if _nodes(case) > 1 else "from its start"
+    if cut:
+        rest = f"the rest of the log: what {enumerate_names(cut)} raised"
+        return msgspec.structs.replace(blame, needs=(rest,))
     return msgspec.structs.replace(
         blame,
         needs=(
@@ -334,6 +345,12 @@ def _may_have_ended(case: Case, blame: Blame) -> list[str]:
         if any(name in names for name in blame.lost):
             peers += [rank.name for rank in part.facts.ranks if not rank.present]
     return [name for name in peers if name not in blame.victims]
+
+
+def _cut_short(case: Case, names: list[str]) -> list[str]:
+    """Return the ranks whose traceback the log begins and does not end: they did say something."""
+    lost = lost_by_log(case)
+    return [name for name in names if name in lost and not lost[name]]
 
 
 def _nodes(case: Case) -> int:

@@ -12,6 +12,7 @@ from hangdoctor.rules.case import evidence, signs_of
 
 if TYPE_CHECKING:
     from hangdoctor.facts import Facts, RankFacts
+    from hangdoctor.logs.timeline import SignSeen
     from hangdoctor.rules.case import Case
     from hangdoctor.tracks import Track
 
@@ -115,6 +116,22 @@ def exit_status(case: Case, rank: RankFacts) -> int | None:
     return _told_status(case, rank) if seen is None else seen
 
 
+def blamed_names(case: Case, sign: SignSeen) -> tuple[str, ...]:
+    """Return the ranks that a message tells by their numbers; empty where those are not known.
+
+    The launcher counts the processes that it started: the ranks of its own node, pipeline stage by
+    stage (SGLang: entrypoints/engine.py); with data parallelism that is the controller alone.
+    """
+    facts = case.facts
+    names = {rank.name for rank in facts.ranks}
+    named = [f"TP{number}" for number in sign.blamed]
+    if sign.kind == "fatal" and facts.sizes.get("dp", 1) > 1:
+        return ()
+    if sign.kind == "fatal" and facts.expected:
+        named = [facts.expected[each] for each in sign.blamed if each < len(facts.expected)]
+    return tuple(dict.fromkeys(name for name in named if name in names))
+
+
 def zombies(facts: Facts) -> list[Track]:
     """Return the launcher's children that have ended, that it has not waited for, and no rank's."""
     launcher = facts.launcher
@@ -159,16 +176,14 @@ def _told_status(case: Case, rank: RankFacts) -> int | None:
 
     SGLang up to 0.5.9 tells the rank in one line and the status in the next.
     """
-    number = re.search(r"\bTP(\d+)", rank.name)
-    about: tuple[int, ...] = ()
+    about: tuple[str, ...] = ()
     for sign in signs_of(case, "fatal"):
-        about = sign.blamed or about
+        named = blamed_names(case, sign)
+        about = named if sign.blamed else about
         if sign.status is None:
             continue
-        mine = sign.pid is not None and sign.pid == rank.pid
-        if number and (sign.pid is None or rank.name == number[0]):
-            mine = mine or int(number[1]) in (sign.blamed if sign.pid is not None else about)
-        if mine:
+        by_pid = sign.pid is not None and sign.pid == rank.pid
+        if by_pid or rank.name in (about if sign.pid is None else named):
             return sign.status
     return None
 

@@ -386,7 +386,9 @@ def _lost_in_log(case: Case, lost: dict[str, str]) -> Finding:
     text = next((text for name, text in lost.items() if text and name in blame.culprits), "")
     text = text or next(filter(None, lost.values()), "")
     gave_up = {*blame.victims, *(sign.rank for sign in signs_of(case, "timeout"))}
-    blamed = blame.culprits or tuple(name for name in names if name not in gave_up)
+    blamed = blame.culprits
+    if not blame.is_loss:
+        blamed = blamed or tuple(name for name in names if name not in gave_up)
     after = " after the server had been ready" if facts.launch_log_phase == "ready" else ""
     signs = [sign for sign in signs_of(case, "exception") if sign.rank in lost]
     return Finding(
