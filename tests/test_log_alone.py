@@ -652,3 +652,36 @@ def test_a_rank_to_which_the_store_gave_no_answer_is_not_to_blame(tmp_path):
         found = verdict(log(*BEGAN, *raised("TP1", error=error), SIGQUIT), tmp_path)
         assert (found.state, found.culprits) == ("dead", ())
         assert error[:120] in found.title
+
+
+HANDLING = "During handling of the above exception, another exception occurred:"
+CAUSE = "The above exception was the direct cause of the following exception:"
+
+
+def chained(rank, first, words, then):
+    """Return what a rank prints that raises anew as it handles its first exception."""
+    return (*raised(rank, error=first), "", words, "", *TRACED, then, "")
+
+
+@pytest.mark.parametrize("words", [HANDLING, CAUSE])
+def test_what_was_raised_for_the_loss_of_a_peer_is_no_error_of_its_own(words, tmp_path):
+    lost = chained("TP0", GLOO_LOST, words, "RuntimeError: Failed to load the model")
+    found = verdict(log(*BEGAN, *lost, SIGQUIT), tmp_path)
+    assert (found.culprits, found.confidence) == (("TP1",), "medium")
+    again = (*lost, f"TP0|{POOL}", f"TP1|{POOL}", *raised("TP0", error=VALUE))  # it was caught
+    assert verdict(log(*BEGAN, *again, SIGQUIT), tmp_path).culprits == ("TP0",)
+
+
+def test_who_lost_a_peer_as_it_handled_its_own_error_may_have_failed_by_that(tmp_path):
+    lost = chained("TP0", VALUE, HANDLING, GLOO_LOST)
+    found = verdict(log(*BEGAN, *lost, SIGQUIT), tmp_path)
+    assert (found.state, found.culprits) == ("dead", ())
+    assert found.title.endswith(f"to a peer, and TP0 had raised {VALUE} before")
+    assert "whether TP0 failed by what it raised" in str(found.findings[0].needs)
+
+
+def test_where_all_ranks_lost_a_peer_none_is_said_to_live(tmp_path):
+    lost = [line for name in ("TP0", "TP1") for line in raised(name, error=GLOO_LOST)]
+    found = verdict(log(*BEGAN, *lost, SIGQUIT), tmp_path)
+    assert (found.state, found.culprits) == ("dead", ())
+    assert found.title.endswith("TP0 and TP1 lost their connections to one another")

@@ -97,6 +97,8 @@ class RankLog(msgspec.Struct, frozen=True):
             none; raised_at: where it stands.
         raised_in: frames of that traceback, innermost first, the outermost ones left out where
             there are too many.
+        caused_by: the exception that the traceback's chain begins with; "" if it is no chain.
+        chained_at: where the words stand that join the newest link to those before it.
         allocates: id, bytes and line of the newest allocation of host memory; None for none.
     """
 
@@ -109,6 +111,8 @@ class RankLog(msgspec.Struct, frozen=True):
     exception: str = ""
     raised_at: int = 0
     raised_in: tuple[Frame, ...] = ()
+    caused_by: str = ""
+    chained_at: int = 0
     allocates: tuple[str, int, int] | None = None
 
 
@@ -619,7 +623,9 @@ class _Fold:
             if match := _TRACED_FRAME.match(text):
                 # Outside of a traceback it is one whose beginning the log does not have.
                 self.tracing = self.tracing or ""
-                self._add_raised(self.tracing, match)
+                self._add_raised(self.tracing, match, line.number)
+            elif self.tracing is not None and text in _CHAINED:
+                self._add_link(self.tracing, line.number)
             elif self.tracing is not None and _ERROR_LINE.match(text):
                 self._add_exception(self.tracing, text, line.number)
         found = self._sign(text)
@@ -651,7 +657,7 @@ class _Fold:
             if self.tracing is None or line.time_s is not None:
                 self.tracing = line.rank
             if traced:
-                self._add_raised(self.tracing, None)
+                self._add_raised(self.tracing, None, line.number)
             elif "Traceback" not in text:
                 self._add_exception(line.rank, text, line.number)
         kept = self.signs.setdefault(sign.kind, [])
@@ -723,9 +729,18 @@ class _Fold:
                 return sign, match
         return None
 
-    def _add_raised(self, rank: str, match: re.Match[str] | None) -> None:
+    def _add_link(self, rank: str, number: int) -> None:
+        """Note that the traceback to come is of an exception that another one brought about."""
+        log = self.ranks.get(rank, RankLog())
+        self.ranks[rank] = msgspec.structs.replace(
+            log, caused_by=log.caused_by or log.exception, chained_at=number
+        )
+
+    def _add_raised(self, rank: str, match: re.Match[str] | None, number: int) -> None:
         """Take in the next frame of a traceback; None where another traceback begins."""
         log = self.ranks.get(rank, RankLog())
+        if match is None and number - log.chained_at > _LINK_LINES:
+            log = msgspec.structs.replace(log, caused_by="")
         frames = log.raised_in if match else ()
         if match:
             frame = Frame(match["function"], match["path"], int(match["line"]))
@@ -762,6 +777,14 @@ def _number(text: str | None) -> int | None:
 
 
 _TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = frozenset(
+    {
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    }
+)
+_LINK_LINES = 2
+"""So far below such words the next traceback begins: an empty line is between them."""
 _TRACED_FRAME = re.compile(
     r'\s*File "(?P<path>[^"]{1,300})", line (?P<line>\d{1,9}), in (?P<function>\S{1,300})'
 )

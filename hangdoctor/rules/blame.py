@@ -86,6 +86,13 @@ def blame_for_failure(case: Case) -> Blame:
     if waited:
         behind = tuple(name for name in lacking(case.facts.timeline) if name not in blame.victims)
         return msgspec.structs.replace(blame, culprits=behind)
+    if before := _raised_before(case, blame):
+        name, cause = next(iter(before.items()))
+        return msgspec.structs.replace(
+            blame,
+            because=(Evidence(text=f"{name} raised before: {cause[:160]}", rank=name),),
+            needs=(f"whether {name} failed by what it raised before it lost its connection",),
+        )
     return _by_elimination(case, blame) if blame.lost else blame
 
 
@@ -118,13 +125,18 @@ def tell_loss(case: Case, blame: Blame) -> str:
     theirs = "its connection" if len(blame.lost) == 1 else "their connections"
     if not blame.culprits or blame.confidence == "low":
         ended = "which had ended without a word"
-        if words_before:
+        if before := _raised_before(case, blame):
+            name, cause = next(iter(before.items()))
+            ended = f"and {name} had raised {cause[:100]} before"
+        elif words_before:
             ended = f"which had ended ({words_before})"
         elif cut := _cut_short(case, _may_have_ended(case, blame)):
             ended = f"which had ended: the log stops within what {enumerate_names(cut)} raised"
         elif _nodes(case) > 1:
             ended = "which had ended, or cannot be reached"
         elif not _may_have_ended(case, blame):
+            if len(blame.lost) == len(case.facts.ranks):
+                return f"{losers} lost their connections to one another"
             ended = "which lives, and has closed it"
         perhaps = f" (perhaps {enumerate_names(blame.culprits)})" if blame.culprits else ""
         return f"{losers} lost {theirs} to a peer{perhaps}, {ended}"
@@ -169,12 +181,17 @@ def _death_of_culprit(case: Case, blame: Blame) -> Death:
     return death_of_rank(case, rank) if rank else Death(words="", status=None)
 
 
+_OF_OTHERS = ("timeout", "lost", "signal")
+"""Kinds of signs of an exception that others have brought about."""
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """A process's own faults send these; no launcher does."""
 
 
 def _victims(case: Case, failed: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the ranks whose exceptions say that they gave up waiting, and those that lost one."""
+    """Return the ranks whose exceptions say that they gave up waiting, and those that lost one.
+
+    An exception that another one brought about is told by the first: that counts.
+    """
     waited = _say(case, failed, "timeout")
     lost = _say(case, failed, "lost")
     return waited, tuple(name for name in lost if name not in waited)
@@ -183,7 +200,26 @@ def _victims(case: Case, failed: Mapping[str, str]) -> tuple[tuple[str, ...], tu
 def _say(case: Case, failed: Mapping[str, str], kind: str) -> tuple[str, ...]:
     """Return the ranks whose exceptions are signs of a kind."""
     patterns = tuple(sign.pattern for sign in case.engine.signs if sign.kind == kind)
-    return tuple(name for name, text in failed.items() if matches_any(patterns, text))
+    logs = case.facts.timeline.ranks
+    return tuple(
+        name
+        for name, text in failed.items()
+        if matches_any(patterns, text) or matches_any(patterns, logs[name].caused_by)
+    )
+
+
+def _raised_before(case: Case, blame: Blame) -> dict[str, str]:
+    """Return what those that lost a peer were handling as they did: their own error, or a detail.
+
+    `except KeyError:` may hold a collective, and `except Exception:` a barrier to clean up.
+    """
+    logs = case.facts.timeline.ranks
+    patterns = tuple(sign.pattern for sign in case.engine.signs if sign.kind in _OF_OTHERS)
+    return {
+        name: cause
+        for name in blame.lost
+        if (cause := logs[name].caused_by) and not matches_any(patterns, cause)
+    }
 
 
 def _ending_before(case: Case, lost: tuple[str, ...]) -> bool:
