@@ -319,6 +319,21 @@ def test_the_kernels_line_on_a_rank_makes_it_the_one_that_the_others_lost(tmp_pa
     assert "TP5 was killed by SIGKILL: out of memory" in found.title
 
 
+@pytest.mark.parametrize(
+    ("launcher", "statuses"),
+    [(-15, (-15, -15)), (-2, (1, 1)), (-9, (-9, -9))],
+)
+def test_who_ends_the_launch_from_outside_ends_its_ranks(launcher, statuses, tmp_path):
+    # A signal to all of its processes, or the kernel's that come with their parent's end.
+    given = dict(zip(("TP0", "TP1"), statuses, strict=True))
+    found = verdict(ended(tmp_path, given, end="", launcher=launcher))
+    assert (found.state, found.culprits) == ("dead", ())
+    assert found.title.startswith("the launch was killed by SIG")
+    assert "connection" not in found.title
+    before = verdict(ended(tmp_path, given, end="", launcher=launcher, at_s={"TP1": 38.0}))
+    assert before.culprits == ("TP1",)
+
+
 def test_a_rank_that_ended_and_one_that_lost_it_are_told_apart_below_a_launcher_that_lives(
     tmp_path,
 ):

@@ -73,7 +73,7 @@ def blame_for_failure(case: Case) -> Blame:
     stopped = _say(case, failed, "signal")
     own = tuple(name for name in failed if name not in (*waited, *lost, *stopped))
     blame = Blame(victims=(*waited, *lost))
-    if lost and _ending_before(case, lost):
+    if lost and (_ending_before(case, lost) or _ended_from_outside(case, blame)):
         blame = msgspec.structs.replace(blame, late=lost)
     elif not waited and not own:
         blame = msgspec.structs.replace(blame, lost=lost)
@@ -170,7 +170,7 @@ def advise_on_loss(case: Case, blame: Blame) -> tuple[str, ...]:
             "look for what ends a process without a word: os._exit, sys.exit or a library's exit() "
             "in a patch, an import or an extension"
         )
-    elif death.status != -signal.SIGKILL:
+    elif -death.status in (*_FAULTS, signal.SIGABRT):
         looks.append("start with PYTHONFAULTHANDLER=1, so that a fault prints its stack")
     return (*death.advice, *looks)
 
@@ -185,6 +185,8 @@ _OF_OTHERS = ("timeout", "lost", "signal")
 """Kinds of signs of an exception that others have brought about."""
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """A process's own faults send these; no launcher does."""
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
+"""Who ends a launch sends these."""
 
 
 def _victims(case: Case, failed: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -236,6 +238,23 @@ def _ending_before(case: Case, lost: tuple[str, ...]) -> bool:
     return any(sign.number < _first_loss(case, lost) for sign in signs)
 
 
+def _ended_from_outside(case: Case, blame: Blame) -> bool:
+    """Tell whether somebody ended the launcher, and no rank is known to have ended before it.
+
+    One that ends because of a rank says so in the log, but for SIGQUIT, which that rank sends it.
+    """
+    launcher = case.facts.launcher
+    if launcher is None or launcher.exit_status is None or launcher.ended_at_s is None:
+        return False
+    if -launcher.exit_status not in _ENDS or signs_of(case, "fatal"):
+        return False
+    silent = [rank for rank in case.facts.ranks if rank.name not in blame.victims]
+    tracks = [track for rank in silent if (track := case.facts.track(rank))]
+    earlier = [t for t in tracks if t.ended_at_s and t.ended_at_s < launcher.ended_at_s]
+    faulted = [rank for rank in silent if -(exit_status(case, rank) or 0) in _FAULTS]
+    return not (earlier or _by_kernel(case, silent) or faulted)
+
+
 def _words_before(case: Case, blame: Blame) -> str:
     """Return what the log says of an end before a rank missed its peer; "" for nothing.
 
@@ -274,11 +293,7 @@ def _ended_by_itself(case: Case, blame: Blame) -> Blame:
     """
     silent = [rank for rank in case.facts.ranks if rank.name not in blame.victims]
     statuses = {rank.name: exit_status(case, rank) for rank in silent}
-    by_kernel = [
-        rank.name
-        for rank in silent
-        if (track := case.facts.track(rank)) and oom_message(case.facts, track)
-    ]
+    by_kernel = _by_kernel(case, silent)
     by_fault = [
         name
         for name, status in statuses.items()
@@ -308,6 +323,12 @@ def _ended_by_itself(case: Case, blame: Blame) -> Blame:
         ended=bool(names),
         because=tuple(because),
     )
+
+
+def _by_kernel(case: Case, ranks: list[RankFacts]) -> list[str]:
+    """Return the ranks that the kernel killed for want of memory, by its log."""
+    tracks = {rank.name: case.facts.track(rank) for rank in ranks}
+    return [name for name, track in tracks.items() if track and oom_message(case.facts, track)]
 
 
 def _how_it_ended(case: Case, name: str) -> tuple[Evidence, ...]:

@@ -54,6 +54,7 @@ def launch_ended(case: Case) -> Iterator[Finding]:
     facts = case.facts
     ready = facts.launch_log_phase == "ready"
     fatal = signs_of(case, "fatal") + signs_of(case, "signal")
+    blame = blame_for_failure(case)
     if facts.tracks:
         launcher = facts.launcher
         if launcher is not None and lives(launcher):
@@ -63,13 +64,14 @@ def launch_ended(case: Case) -> Iterator[Finding]:
         how = describe_status(launcher.exit_status if launcher else None)
         ended = f"the launch has ended{how and ' with '}{how}"
         if how.startswith("killed"):
-            ended = "the launch has ended" if _ended_itself(case) else f"the launch was {how}"
+            ended = (
+                "the launch has ended" if _ended_itself(case, blame) else f"the launch was {how}"
+            )
     elif ended_by_log(case):
         ended = "the log tells that the launch ended"
     else:
         return
     failed = tuple(name for name in failures(case) if name)
-    blame = blame_for_failure(case)
     culprits = blame.culprits
     faults = _faults(case)
     text, advice = _what_ended_it(case, blame, faults)
@@ -101,9 +103,10 @@ def launch_ended(case: Case) -> Iterator[Finding]:
     )
 
 
-def _ended_itself(case: Case) -> bool:
+def _ended_itself(case: Case, blame: Blame) -> bool:
     """Tell whether the log says why a launcher is killed: its handler kills the tree and itself."""
-    return bool(signs_of(case, "fatal") or lost_by_log(case))
+    raised = [name for name in lost_by_log(case) if name not in blame.late]
+    return bool(signs_of(case, "fatal") or raised)
 
 
 def _what_ended_it(case: Case, blame: Blame, faults: list[Evidence]) -> tuple[str, tuple[str, ...]]:
