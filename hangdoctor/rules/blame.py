@@ -135,9 +135,10 @@ def tell_loss(case: Case, blame: Blame) -> str:
         elif _nodes(case) > 1:
             ended = "which had ended, or cannot be reached"
         elif not _may_have_ended(case, blame):
-            if len(blame.lost) == len(case.facts.ranks):
+            if len(blame.lost) == len(case.facts.ranks) > 1:
                 return f"{losers} lost their connections to one another"
-            ended = "which lives, and has closed it"
+            alive = any(rank.present for rank in case.facts.ranks)
+            ended = "which lives, and has closed it" if alive else "of which nothing is told"
         perhaps = f" (perhaps {enumerate_names(blame.culprits)})" if blame.culprits else ""
         return f"{losers} lost {theirs} to a peer{perhaps}, {ended}"
     words = _death_of_culprit(case, blame).words
