@@ -28,7 +28,7 @@ TAKE_FD = ON_ONE | EPOLLS | {"close", "fstat", "lseek"}
 _X86_64 = {
     0: "read", 1: "write", 2: "open", 3: "close", 4: "stat", 5: "fstat", 6: "lstat", 7: "poll",
     8: "lseek", 12: "brk", 24: "sched_yield", 39: "getpid", 96: "gettimeofday", 186: "gettid",
-    228: "clock_gettime",
+    219: "restart_syscall", 228: "clock_gettime",
     9: "mmap", 10: "mprotect", 11: "munmap", 16: "ioctl", 17: "pread64", 18: "pwrite64",
     19: "readv", 20: "writev", 21: "access", 23: "select", 26: "msync", 28: "madvise",
     34: "pause", 35: "nanosleep", 40: "sendfile", 42: "connect", 43: "accept", 44: "sendto",
@@ -44,6 +44,7 @@ _X86_64 = {
 }  # fmt: skip
 _AARCH64 = {
     4: "io_getevents", 22: "epoll_pwait", 25: "fcntl", 29: "ioctl", 32: "flock", 43: "statfs",
+    128: "restart_syscall",
     56: "openat", 57: "close", 61: "getdents64", 63: "read", 64: "write", 65: "readv",
     66: "writev", 67: "pread64", 68: "pwrite64", 71: "sendfile", 72: "pselect6", 73: "ppoll",
     76: "splice", 79: "newfstatat", 80: "fstat", 81: "sync", 82: "fsync", 83: "fdatasync",
@@ -55,6 +56,8 @@ _AARCH64 = {
     291: "statx", 292: "io_pgetevents", 426: "io_uring_enter", 435: "clone3", 437: "openat2",
     441: "epoll_pwait2", 449: "futex_waitv",
 }  # fmt: skip
+_CLOCKS = 16
+"""More than there are clocks, and less than any address."""
 _CALLS = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
@@ -97,6 +100,26 @@ def parse_syscall(line: str, machine: str) -> Call | None:
         return Call(PAGE_FAULT, (), numbers[0] if numbers else 0)
     name = name_of_call(number, machine)
     return Call(name, tuple(numbers[:6]), numbers[6] if len(numbers) > 6 else 0)
+
+
+def resumed(call: Call, kernel: str) -> Call:
+    """Return the call that goes on after a signal or a stop, by where the kernel waits in it.
+
+    A wait of a given length is entered anew as `restart_syscall`, with the same registers. It is
+    of three kinds (Linux: include/linux/restart_block.h), of which a sleep has no place of its own.
+
+    >>> again = Call("restart_syscall", (1, 0, 0x7FFC, 0, 0, 0), 0)
+    >>> resumed(again, "hrtimer_nanosleep").name, resumed(again, "futex_do_wait").name
+    ('clock_nanosleep', 'futex')
+    >>> resumed(again, "").name
+    'restart_syscall'
+    """
+    if call.name != "restart_syscall" or kernel in ("", "0"):
+        return call
+    # The first argument of the one is a clock, that of the other an address.
+    name = "clock_nanosleep" if call.arguments[0] < _CLOCKS else "nanosleep"
+    named = next((each for each in ("futex", "poll") if kernel.startswith(each)), name)
+    return call._replace(name=named)
 
 
 def name_of_call(number: int, machine: str) -> str:

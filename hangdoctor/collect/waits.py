@@ -402,6 +402,9 @@ class _Reader:
         call = parse_syscall(line, _MACHINE)
         if call is None:
             return None
+        if call.name == "restart_syscall":
+            wchan = _first_word(f"{self.proc}/{self.pid}/task/{tid}/wchan")
+            call = calls.resumed(call, wchan)
         thread = self._blocked(tid, call, line)
         # A lock without an owner tells nothing new as long as the line is the same.
         if len(self.known.dull) > _MOST_REMEMBERED:

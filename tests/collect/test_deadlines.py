@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 
 import pytest
@@ -69,6 +70,21 @@ def test_the_moment_is_told_in_the_recordings_own_time(program):
 @pytest.mark.parametrize("kind", RELATIVE)
 def test_a_sleep_for_a_while_tells_only_how_long_that_is(program, kind):
     wait = main_wait(program("sleeps", kind, LONG_S).pid, kind)
+    assert (wait.ends_at_s, wait.lasts_s) == (None, LONG_S)
+
+
+@pytest.mark.parametrize("kind", ["relative", "nanosleep", "poll"])
+def test_a_sleep_that_was_stopped_and_goes_on_tells_its_length_as_before(program, kind):
+    pid = program("sleeps", kind, LONG_S).pid
+    line = main_wait(pid, kind).line
+    os.kill(pid, signal.SIGSTOP)
+    while procfs.read_stat("/proc", pid).state != "T":
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGCONT)
+    until_s = time.monotonic() + PATIENCE_S
+    while (wait := main_wait(pid, kind)).line == line and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert wait.line != line  # it is another call, by its number
     assert (wait.ends_at_s, wait.lasts_s) == (None, LONG_S)
 
 
