@@ -12,11 +12,10 @@ from hangdoctor.facts import Facts, RankFacts, launch_still_s, log_still_s, phas
 from hangdoctor.facts.phases import raised_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
 from hangdoctor.frames import first_place, place
-from hangdoctor.limits import countdowns
 from hangdoctor.loads import patience_s, stalls
 from hangdoctor.logs.timeline import logged_stands
 from hangdoctor.model import FileLock, Installation, Missing, Struct
-from hangdoctor.sleeps import left_s, wakes_in
+from hangdoctor.rules.sleeps import may_have_slept, wakes_too_late
 from hangdoctor.tracks import lives
 from hangdoctor.waitgraph import WaitGraph, build
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from hangdoctor.blocked import Blocked
     from hangdoctor.engines import Wait
     from hangdoctor.findings import Confidence
-    from hangdoctor.limits import Countdown
     from hangdoctor.logs.stacks import Dump
     from hangdoctor.logs.timeline import SignSeen
 
@@ -53,12 +51,6 @@ PIPE_WAITS = (
 """Kernel functions in which a reader or writer of a pipe or FIFO sleeps, of several versions."""
 OPEN_WAITS = ("wait_for_partner", "fifo_open")
 """In these a FIFO is opened, and nobody has its other end."""
-SOON_S = 1800.0
-"""Who wakes later than this wakes alone: PyTorch's groups give up after 30 minutes by default,
-those of NCCL after 10 (torch/distributed/constants.py)."""
-NAP_FACTOR = 0.25
-"""After a sleep of so much of the stillness that is suspicious, 5 s, what follows is counted anew;
-a shorter one is part of a loop that polls."""
 APART_S = 60.0
 """Stacks in a log that are further apart may not be of the same stall."""
 SHORT_WATCH_S = 10.0
@@ -213,7 +205,9 @@ def judge(
     proven = proven or (
         bool(suspects)
         and all(
-            rank.kernel in OPEN_WAITS or lock_is_dead(rank) or wakes_too_late(case, rank)
+            rank.kernel in OPEN_WAITS
+            or lock_is_dead(rank)
+            or wakes_too_late(case.facts, case.engine, rank)
             for rank in suspects
         )
     )
@@ -412,40 +406,6 @@ def linked(case: Case, rank: RankFacts) -> Evidence | None:
 
 def _traffic(blocked: Blocked) -> str:
     return f" ({blocked.traffic})" if blocked.traffic else ""
-
-
-def asleep_s(case: Case, rank: RankFacts) -> tuple[float, float] | None:
-    """Return in how many seconds a rank wakes by itself; as `left_s`."""
-    wakes = rank.blocked.wakes_at_s if rank.blocked and rank.present else None
-    return left_s(wakes, case.facts.at_s or 0.0)
-
-
-def wakes_soon(case: Case, rank: RankFacts) -> bool:
-    """Tell whether a rank is in the first sleep since it moved, and wakes while that still counts.
-
-    One that sleeps again without having moved in between polls for something.
-    """
-    left, sleep = asleep_s(case, rank), rank.sleep
-    if left is None or sleep is None or sleep.over_at_s <= (case.facts.at_s or 0.0):
-        return False
-    return left[1] <= SOON_S and not wakes_too_late(case, rank)
-
-
-def wakes_too_late(case: Case, rank: RankFacts) -> bool:
-    """Tell whether a rank sleeps for so long that nobody waits for it any more when it wakes."""
-    left = asleep_s(case, rank)
-    if left is None:
-        return False
-    return left[0] > SOON_S or gives_up_before(case, rank) is not None
-
-
-def gives_up_before(case: Case, rank: RankFacts) -> Countdown | None:
-    """Return the engine's time-out that ends the others' wait before a rank wakes, if any."""
-    left = asleep_s(case, rank)
-    if left is None:
-        return None
-    others = (each for each in countdowns(case.facts, case.engine) if rank.name not in each.ranks)
-    return next((e for e in others if e.most_s is not None and e.most_s < left[0]), None)
 
 
 def lock_is_dead(rank: RankFacts) -> bool:
@@ -736,28 +696,9 @@ def _lacks_s(case: Case, suspects: tuple[RankFacts, ...], needed_s: float) -> fl
     lacks_s += [
         rank.sleep.over_at_s + needed_s - (case.facts.at_s or 0.0)
         for rank in suspects
-        if rank.sleep and _may_have_slept(case, rank, needed_s)
+        if rank.sleep and may_have_slept(case.facts, case.engine, rank, needed_s)
     ]
     return max(lacks_s, default=None)
-
-
-def _may_have_slept(case: Case, rank: RankFacts, needed_s: float) -> list[str]:
-    """Say why a sleep explains that a rank stands still: it lasts, or has only just ended."""
-    at_s, sleep = case.facts.at_s, rank.sleep
-    if at_s is None or sleep is None or rank.present is False:
-        return []
-    left = asleep_s(case, rank)
-    if left is not None and wakes_soon(case, rank):
-        return [f"what {rank.name} does when it wakes, by itself {wakes_in(left)}"]
-    slept_s, awake_s = sleep.over_at_s - sleep.noted_at_s, at_s - sleep.over_at_s
-    if slept_s >= NAP_FACTOR * case.stall_after_s and 0 <= awake_s < needed_s:
-        return [
-            (
-                f"{needed_s:.0f} s without progress of {rank.name} since it woke by itself, seen "
-                f"so far: {awake_s:.0f} s"
-            )
-        ]
-    return []
 
 
 def _longer(case: Case, needed_s: float) -> str:
@@ -771,7 +712,9 @@ def _may_be_working(case: Case, rank: RankFacts, phase: Phase | None, needed_s: 
     """Say why a rank that shows no progress might still be at work."""
     if rank.present is False or rank.state == "T":
         return []
-    if rank.runaway_s is None and (asleep := _may_have_slept(case, rank, needed_s)):
+    if rank.runaway_s is None and (
+        asleep := may_have_slept(case.facts, case.engine, rank, needed_s)
+    ):
         return asleep
     if rank.stack is not None and rank.settled_s is None:
         return [f"a second dump of {rank.name}"]

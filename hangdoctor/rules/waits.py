@@ -16,11 +16,9 @@ from hangdoctor.rules.case import (
     PIPE_WAITS,
     STORAGE_FACTOR,
     SYMMETRIC_FACTOR,
-    asleep_s,
     besides,
     earliest_phase,
     evidence,
-    gives_up_before,
     judge,
     last_line,
     line_of,
@@ -34,13 +32,10 @@ from hangdoctor.rules.case import (
     stood_s,
     unseen_progress,
     waits_in,
-    wakes_soon,
-    wakes_too_late,
 )
 from hangdoctor.rules.locks import delete_lock, see_holder
 from hangdoctor.rules.loops import loop_words
-from hangdoctor.sleeps import wakes_in
-from hangdoctor.units import duration
+from hangdoctor.rules.sleeps import sleeps_at, wakes_soon
 from hangdoctor.waitgraph import launcher_waits_for
 
 if TYPE_CHECKING:
@@ -654,7 +649,7 @@ def all_ranks_stand_still(case: Case) -> Iterator[Finding]:
     if (
         not first.wait
         and len(everyone) == 1
-        and (len(first.lock_waits) > 1 or _sleeps_at(case, first))
+        and (len(first.lock_waits) > 1 or sleeps_at(case.facts, case.engine, first))
     ):
         where = _is_at(case, first)
     single = len(everyone) == 1
@@ -760,25 +755,7 @@ def _is_at(case: Case, rank: RankFacts) -> str:
     native = f"in {rank.stack_native[0][:60]} " if rank.stack_native else ""
     if len(rank.lock_waits) > 1:
         return _waits_for_locks(rank)
-    return _sleeps_at(case, rank) or f"is {native}at {rank.place}"
-
-
-def _sleeps_at(case: Case, rank: RankFacts) -> str:
-    """Say where a rank sleeps, and for how long still; "" where that is not known, or moments."""
-    left = asleep_s(case, rank)
-    if left is None or left[1] < 1:
-        return ""
-    at = f"sleeps at {rank.place}" if rank.place else "sleeps"
-    if first := gives_up_before(case, rank):
-        wait = "waits" if len(first.ranks) == 1 else "wait"
-        names = ["the launcher" if name == "launcher" else name for name in first.ranks]
-        others = f"{enumerate_names(names)} {wait}"
-        return f"{at} for {duration(left[0])} more, longer than {others}"
-    if wakes_too_late(case, rank):
-        return f"{at} for {duration(left[0])} more"
-    if rank.sleep is not None and rank.sleep.over_at_s <= (case.facts.at_s or 0.0):
-        return at.replace("sleeps", "woke by itself and sleeps again", 1)
-    return f"{at}, and wakes by itself {wakes_in(left)}"
+    return sleeps_at(case.facts, case.engine, rank) or f"is {native}at {rank.place}"
 
 
 def _waits_for_locks(rank: RankFacts) -> str:
@@ -930,7 +907,9 @@ def _advice_for(case: Case, suspects: tuple[RankFacts, ...]) -> tuple[str, ...]:
             advice.append(see_holder(rank.locks[0]))
         elif rank.wait and rank.wait.kind in _ADVICE:
             advice.append(_ADVICE[rank.wait.kind].format(pid=rank.pid))
-        elif wakes_soon(case, rank) and (does := _sleeps_at(case, rank)):
+        elif wakes_soon(case.facts, case.engine, rank) and (
+            does := sleeps_at(case.facts, case.engine, rank)
+        ):
             advice.append(f"wait until {rank.name} wakes: it {does}")
         elif rank.place and rank.state != "T" and not rank.moving:
             advice.append(f"read the code at {rank.place}: {rank.name} does not come back from it")
