@@ -312,7 +312,7 @@ def rows_of(case: Case, looks: list[Look], storage: Storage) -> list[dict[str, o
     if not case.hangs:
         sure = [look for look in hung if look.confidence == "high"]
         words = f"{len(hung)} of {len(looks)} looks hung, {len(sure)} of them sure"
-        if case.stop_share is None and case.rates:
+        if case.stop_share is None:
             row("never hung", words, met=not hung)
         else:
             row("never hung for sure", words, met=not sure)
