@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hangdoctor.facts.phases import launch_phase
 from hangdoctor.findings import Diagnosis, Normal, Unseen, weakest
 from hangdoctor.model import Missing
 from hangdoctor.next_steps import choose
 from hangdoctor.rules import PER_REPLICA, RULES
-from hangdoctor.rules.case import imports, make_case, phase_age_s, phase_of_launch, replicas
+from hangdoctor.rules.case import make_case, phase_age_s, replicas
 
 if TYPE_CHECKING:
     from hangdoctor.engines import Engine, Phase
@@ -57,7 +58,7 @@ def diagnose(facts: Facts, engine: Engine) -> Diagnosis:
     ordered = sorted(
         findings, key=lambda finding: (finding is not decisive, finding is not suspicion)
     )
-    phase = phase or _launch_phase(case)
+    phase = phase or launch_phase(facts)
     return Diagnosis(
         state=state,
         phase=phase,
@@ -121,18 +122,6 @@ _SYMMETRIC = (
 def _first_doubt(findings: list[Finding]) -> Finding | None:
     """Return what is undecided where nothing is decided: it says more than that nothing is."""
     return next((finding for finding in findings if finding.verdict == "undecided"), None)
-
-
-def _launch_phase(case: Case) -> Phase | None:
-    """Return the least advanced rank's phase, or what the launch's own lines tell.
-
-    None where ranks are there and neither a stack nor the log tells what they do.
-    """
-    facts = case.facts
-    if phase := phase_of_launch(facts):
-        return phase
-    starts = bool(facts.tracks) and (not facts.ranks or imports(facts))
-    return facts.launch_log_phase or ("start" if starts else None)
 
 
 def _title(case: Case, leading: Finding | None, state: State) -> str:

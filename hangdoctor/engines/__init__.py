@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -362,7 +362,25 @@ class Engine(Table, frozen=True, kw_only=True):
         Raises:
             KeyError: the engine has no such phase.
         """
-        return next(phase for phase in self.phases if phase.id == phase_id)
+        return _by_id(self.phases, phase_id)
+
+    def wait(self, wait_id: str) -> Wait:
+        """Return a wait.
+
+        Raises:
+            KeyError: the engine has no such wait.
+        """
+        return _by_id(self.waits, wait_id)
+
+
+_T = TypeVar("_T", PhaseTable, Wait)
+
+
+def _by_id(tables: tuple[_T, ...], wanted: str) -> _T:
+    for table in tables:
+        if table.id == wanted:
+            return table
+    raise KeyError(wanted)
 
 
 class Common(Table, frozen=True, kw_only=True):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from hangdoctor.engines import Engine, Phase, load
 from hangdoctor.facts import Facts, phase_index, stamp_age_s
 from hangdoctor.frames import first_place
 from hangdoctor.logs.timeline import RankLog, phase_of
 from hangdoctor.model import Frame, Struct
+from hangdoctor.tracks import lives
+
+if TYPE_CHECKING:
+    from hangdoctor.facts import RankFacts
 
 
 def phase_of_rank(
@@ -57,6 +62,27 @@ def phase_age_s(name: str, phase: Phase | None, facts: Facts) -> float | None:
             if reached.time_s is not None:
                 began.append(reached.time_s)
     return stamp_age_s(facts, min(began, default=None))
+
+
+def launch_phase(facts: Facts) -> Phase | None:
+    """Return the least advanced rank's phase, or what the launch's own lines tell.
+
+    Where the processes of some ranks are named already, a rank whose process is not imports still.
+    None where ranks are there and neither a stack nor the log tells what they do.
+    """
+    imports = any(track.role == "spawn_main" and lives(track) for track in facts.tracks.values())
+    named = any(rank.present for rank in facts.ranks)
+    if named and imports and any(_is_to_come(rank) for rank in facts.ranks):
+        return "start"
+    phases = [rank.phase for rank in facts.ranks if rank.phase and rank.present is not False]
+    if phases:
+        return min(phases, key=phase_index)
+    starts = bool(facts.tracks) and (not facts.ranks or imports)
+    return facts.launch_log_phase or ("start" if starts else None)
+
+
+def _is_to_come(rank: RankFacts) -> bool:
+    return rank.present is False and rank.pid is None and rank.phase in (None, "start")
 
 
 def raised_phase(facts: Facts, rank: str, engine: Engine) -> Phase | None:

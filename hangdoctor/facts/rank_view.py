@@ -94,7 +94,7 @@ def _of_process(
     wait = None
     operation: tuple[str, ...] = ()
     if track.wait and track.stack:
-        wait = next(wait for wait in engine.waits if wait.id == track.wait[0])
+        wait = engine.wait(track.wait[0])
         operation = call_path(track.stack[track.wait[1] :])
     moved_at_s = max(
         track.moved_at_s if track.moved_at_s is not None else -1e12,
@@ -173,7 +173,7 @@ def _of_process(
 
 def wait_kind(track: Track, engine: Engine) -> str:
     """Return the kind of the wait that a process stands in by its stack; "" for none."""
-    return next((wait.kind for wait in engine.waits if track.wait and wait.id == track.wait[0]), "")
+    return engine.wait(track.wait[0]).kind if track.wait else ""
 
 
 def may_use_card(track: Track, engine: Engine) -> bool:
@@ -185,9 +185,9 @@ def may_use_card(track: Track, engine: Engine) -> bool:
     if track.stack is None:
         return True
     kind = wait_kind(track, engine)
-    if kind == "device" or kind in PEER_KINDS:
-        return kind == "device"
-    if track.runaway_since_s is not None:
+    if kind == "device":
+        return True
+    if kind in PEER_KINDS or track.runaway_since_s is not None:
         return False
     threads = track.process.threads
     kernel = (threads[0].wchan or "") if threads else ""

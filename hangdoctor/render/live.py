@@ -367,9 +367,7 @@ def _others(facts: Facts) -> list[Track]:
 
 def _other_row(facts: Facts, track: Track) -> Row:
     at_s = facts.at_s or 0.0
-    wait = None
-    if track.wait is not None:
-        wait = next((w for w in load(facts.engine).waits if w.id == track.wait[0]), None)
+    wait = load(facts.engine).wait(track.wait[0]) if track.wait else None
     where = waits_in(wait) if wait else (place(track.stack[0]) if track.stack else "no stack seen")
     moves, still_s, does = "?", None, where
     if not track.present or track.process.state in "ZX":

@@ -16,7 +16,6 @@ from hangdoctor.loads import patience_s, stalls
 from hangdoctor.logs.timeline import logged_stands
 from hangdoctor.model import FileLock, Installation, Missing, Struct
 from hangdoctor.rules.sleeps import may_have_slept, wakes_too_late
-from hangdoctor.tracks import lives
 from hangdoctor.waitgraph import WaitGraph, build
 
 if TYPE_CHECKING:
@@ -650,26 +649,6 @@ def evidence_of(signs: Iterable[SignSeen], most: int) -> tuple[Evidence, ...]:
         )
         for sign in sorted(first.values(), key=lambda sign: sign.number)[:most]
     )
-
-
-def phase_of_launch(facts: Facts) -> Phase | None:
-    """Return the phase of the least advanced rank that is there, or to come; None if none tells.
-
-    Where the processes of some are named already, a rank whose process is not imports still.
-    """
-    named = any(rank.present for rank in facts.ranks)
-    if named and imports(facts) and any(_is_to_come(rank) for rank in facts.ranks):
-        return "start"
-    return earliest_phase(tuple(rank for rank in facts.ranks if rank.present is not False))
-
-
-def imports(facts: Facts) -> bool:
-    """Tell whether a process that was spawned has not named itself yet."""
-    return any(track.role == "spawn_main" and lives(track) for track in facts.tracks.values())
-
-
-def _is_to_come(rank: RankFacts) -> bool:
-    return rank.present is False and rank.pid is None and rank.phase in (None, "start")
 
 
 def earliest_phase(ranks: tuple[RankFacts, ...]) -> Phase | None:

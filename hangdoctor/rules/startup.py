@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.engines import ONLY_RANK
 from hangdoctor.facts import phase_index
+from hangdoctor.facts.phases import launch_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
 from hangdoctor.frames import place
 from hangdoctor.logs.timeline import logged_stands
@@ -23,7 +24,6 @@ from hangdoctor.rules.case import (
     lost_by_log,
     past_normal,
     phase_of_failure,
-    phase_of_launch,
     signs_of,
     stands,
 )
@@ -196,7 +196,7 @@ def launcher_waits_for_ranks(case: Case) -> Iterator[Finding]:
     launcher = case.facts.launcher
     if launcher is None or launcher.wait is None or not lives(launcher):
         return
-    wait = next(wait for wait in case.engine.waits if wait.id == launcher.wait[0])
+    wait = case.engine.wait(launcher.wait[0])
     if wait.kind != "ranks-ready":
         return
     yield Finding(
@@ -313,7 +313,7 @@ def still_progressing(case: Case) -> Iterator[Finding]:
     alive = any(rank.present for rank in facts.ranks) or (launcher and lives(launcher))
     if not alive or not (moving or _moved_at_all(case)):
         return
-    phase = phase_of_launch(facts)
+    phase = launch_phase(facts)
     if phase_index(phase) >= phase_index("server") and not facts.launch_log_phase:
         return  # without the log, its loop looks the same before and after it is ready
     overdue = past_normal(case, phase)
@@ -444,8 +444,8 @@ def _serves(case: Case) -> bool:
         return False
     if not everyone or len(case.graph.idle) != len(everyone) or launcher.dumps < 2:
         return False
-    kinds = {wait.id: wait.kind for wait in case.engine.waits}
-    return kinds[launcher.wait[0]] == "idle" and launcher_waits_for(case.facts, case.engine) is None
+    idle = case.engine.wait(launcher.wait[0]).kind == "idle"
+    return idle and launcher_waits_for(case.facts, case.engine) is None
 
 
 def _log_of_another_launch(case: Case, earlier: list[RankFacts]) -> Finding:
