@@ -67,3 +67,8 @@ def test_who_ended_and_who_lost_it_are_told_while_the_loser_still_lives():
     )
     advice = [step for finding in found.findings for step in finding.advice]
     assert sum("end it" in step for step in dict.fromkeys(advice)) == 1
+
+
+def test_a_rank_that_waits_to_load_a_kernel_is_not_said_to_compile():
+    *_, (_, _, found) = judged(load(RECORDINGS / "two_cards" / "forward-sleep-r1"))
+    assert "compile-running" not in {finding.rule for finding in found.findings}

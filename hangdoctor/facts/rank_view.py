@@ -146,7 +146,10 @@ def _of_process(
         if track.waits and track.waits.peek and track.present
         else "",
         helped_by=_helper(facts, track),
-        compiling=bool(track.stack) and read_stack(engine.name, track.stack or ()).compiling,
+        # A compiler's runtime that loads a kernel waits for those that run: it compiles nothing.
+        compiling=bool(track.stack)
+        and not (wait and wait.kind == "device")
+        and read_stack(engine.name, track.stack or ()).compiling,
         on_storage=tracks.on_storage(track.process),
         kernel=(track.process.threads[0].wchan or "") if track.process.threads else "",
         blocked=main,
