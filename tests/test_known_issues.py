@@ -462,6 +462,26 @@ def test_a_release_that_is_not_known_leaves_an_issue_undecided(tmp_path):
         assert expected != "undecided" or any("0.5.10" in need for need in finding.needs)
 
 
+def test_where_a_process_stood_before_it_ended_shows_no_issue(tmp_path):
+    """The launcher and all ranks are zombies from some look on."""
+
+    def build(into):
+        doing = {"TP0": Does(stack=told.BARRIER), "TP1": ((0.0, Does()), (20.0, GONE))}
+        recording = live(2, doing, upto="load-end", launcher=OLD, version="0.5.9")(into)
+        return replace(recording, snapshots=tuple(map(ended, recording.snapshots)))
+
+    def ended(snapshot):
+        if snapshot.at_s < 60:
+            return snapshot
+        dead = tuple(replace(each, state="Z") for each in snapshot.processes.processes)
+        processes = replace(snapshot.processes, processes=dead)
+        return replace(snapshot, processes=processes, stacks=None)
+
+    found = judge(build, tmp_path)
+    assert found.state == "dead"
+    assert not found_in(found)
+
+
 def test_an_issue_of_the_launch_before_in_the_same_log_is_forgotten(tmp_path):
     assert found_in(judge(CASES["sglang-11275"][0], tmp_path))
     assert not found_in(judge(CASES["sglang-11275"][0] + text(upto="kv"), tmp_path))

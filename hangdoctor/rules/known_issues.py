@@ -16,6 +16,7 @@ from hangdoctor.findings import Evidence, Finding
 from hangdoctor.frames import first_place, place, same_shape, shape
 from hangdoctor.model import Missing, Struct
 from hangdoctor.rules.case import launched_version, release_numbers, signs_of, stands
+from hangdoctor.tracks import lives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -169,7 +170,7 @@ def _frames(case: Case, patterns: tuple[str, ...]) -> Seen:
 def _stacks(case: Case) -> Iterator[tuple[str, int, float | None, tuple[Frame, ...]]]:
     """Yield the stacks that were seen of the launch's main processes, one a thread."""
     for track in case.facts.tracks.values():
-        if not track.present or not track.role:
+        if not lives(track) or not track.role:
             continue
         for stack in (track.stack or (), *track.other_threads):
             if stack:
@@ -177,7 +178,10 @@ def _stacks(case: Case) -> Iterator[tuple[str, int, float | None, tuple[Frame, .
 
 
 def _stacks_lacking(case: Case) -> bool:
-    """Tell whether a stack that would show it may not have been seen."""
+    """Tell whether a stack that would show it may not have been seen; what has ended has none."""
+    tracks = [track for track in case.facts.tracks.values() if track.role]
+    if tracks and not any(lives(track) for track in tracks):
+        return False
     ranks = [rank for rank in case.facts.ranks if rank.present is not False]
     launcher = case.facts.launcher
     return (
@@ -189,13 +193,13 @@ def _stacks_lacking(case: Case) -> bool:
 
 
 def _waits(case: Case, ids: tuple[str, ...]) -> Seen:
-    ranks = [rank for rank in case.facts.ranks if rank.wait and rank.wait.id in ids]
+    ranks = [rank for rank in case.everyone if rank.wait and rank.wait.id in ids]
     if ranks:
         return Seen(
             holds=True, because=tuple(stands(case, each) for each in ranks[:3]), telling=True
         )
     launcher = case.facts.launcher
-    if launcher and launcher.stack:
+    if launcher and lives(launcher) and launcher.stack:
         wanted = [wait for wait in case.engine.waits if wait.id in ids and not wait.under]
         for stack in (launcher.stack, *launcher.other_threads):
             for wait in wanted:
