@@ -64,6 +64,12 @@ def phase_age_s(name: str, phase: Phase | None, facts: Facts) -> float | None:
     return stamp_age_s(facts, min(began, default=None))
 
 
+def earliest_phase(ranks: tuple[RankFacts, ...]) -> Phase | None:
+    """Return the least advanced phase among ranks; None where none is known."""
+    known = [rank.phase for rank in ranks if rank.phase]
+    return min(known, key=phase_index, default=None)
+
+
 def launch_phase(facts: Facts) -> Phase | None:
     """Return the least advanced rank's phase, or what the launch's own lines tell.
 
@@ -74,9 +80,9 @@ def launch_phase(facts: Facts) -> Phase | None:
     named = any(rank.present for rank in facts.ranks)
     if named and imports and any(_is_to_come(rank) for rank in facts.ranks):
         return "start"
-    phases = [rank.phase for rank in facts.ranks if rank.phase and rank.present is not False]
-    if phases:
-        return min(phases, key=phase_index)
+    there = tuple(rank for rank in facts.ranks if rank.present is not False)
+    if phase := earliest_phase(there):
+        return phase
     starts = bool(facts.tracks) and (not facts.ranks or imports)
     return facts.launch_log_phase or ("start" if starts else None)
 

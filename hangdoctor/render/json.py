@@ -12,7 +12,7 @@ from hangdoctor.counts import counts
 from hangdoctor.limits import countdowns
 from hangdoctor.loads import report
 from hangdoctor.model import Gpu, Installation, Missing
-from hangdoctor.sleeps import left_s
+from hangdoctor.rules.sleeps import asleep_s
 from hangdoctor.waitgraph import links
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def engine_version(facts: Facts) -> str | None:
 
 def _rank(rank: RankFacts, facts: Facts, diagnosis: Diagnosis) -> dict[str, Any]:
     why = next((f.title for f in diagnosis.findings if rank.name in f.culprits), None)
-    left = left_s(rank.blocked.wakes_at_s, facts.at_s or 0.0) if rank.blocked else None
+    left = asleep_s(facts, rank)
     return {
         "rank": rank.name,
         "pid": rank.pid,

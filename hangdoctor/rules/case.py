@@ -651,12 +651,6 @@ def evidence_of(signs: Iterable[SignSeen], most: int) -> tuple[Evidence, ...]:
     )
 
 
-def earliest_phase(ranks: tuple[RankFacts, ...]) -> Phase | None:
-    """Return the least advanced phase among ranks; None where none is known."""
-    known = [rank.phase for rank in ranks if rank.phase]
-    return min(known, key=phase_index, default=None)
-
-
 _SECTION_NAMES = {
     "processes": "the processes",
     "stacks": "the stacks",

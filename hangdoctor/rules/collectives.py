@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor.engines import PEER_KINDS
+from hangdoctor.facts.phases import earliest_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.frames import place
 from hangdoctor.nccl import OTHERS, ask_by_hand, diverged, lags
-from hangdoctor.rules.case import earliest_phase, evidence, judge
+from hangdoctor.rules.case import evidence, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,10 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from hangdoctor.facts import launch_still_s, phase_index
+from hangdoctor.facts.phases import earliest_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.rules.blame import Blame, advise_on_loss, blame_for_failure, tell_loss
 from hangdoctor.rules.case import (
-    earliest_phase,
     evidence,
     exceptions,
     failures,

@@ -48,8 +48,9 @@ def death_of(case: Case, track: Track | None, name: str, *, told: int | None = N
         told: the exit status that the log tells.
     """
     facts = case.facts
-    status = track.exit_status if track is not None and track.exit_status is not None else told
-    by_log = [] if told is None or (track and track.exit_status is not None) else ["by the log"]
+    seen = track.exit_status if track is not None else None
+    status = told if seen is None else seen
+    by_log = ["by the log"] if seen is None and told is not None else []
     killed = oom_message(facts, track) if track else None
     first, last = _oom_counts(facts)
     rose = first is not None and last is not None and last > first

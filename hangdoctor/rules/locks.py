@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from hangdoctor.facts.phases import earliest_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.rules.case import (
-    earliest_phase,
     evidence,
     lock_text,
     quiet,

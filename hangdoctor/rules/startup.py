@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from hangdoctor.engines import ONLY_RANK
 from hangdoctor.facts import phase_index
-from hangdoctor.facts.phases import launch_phase
+from hangdoctor.facts.phases import earliest_phase, launch_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names, weakest
 from hangdoctor.frames import place
 from hangdoctor.logs.timeline import logged_stands
 from hangdoctor.model import Installation
 from hangdoctor.rules.blame import Blame, advise_on_loss, blame_for_failure, tell_loss
 from hangdoctor.rules.case import (
-    earliest_phase,
     ended_by_log,
     evidence,
     evidence_of,

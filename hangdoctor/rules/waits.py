@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hangdoctor.blocked import blocked_threads, lock_circle
+from hangdoctor.facts.phases import earliest_phase
 from hangdoctor.findings import Evidence, Finding, enumerate_names
 from hangdoctor.frames import place, same_shape
 from hangdoctor.logs.timeline import lacking
@@ -17,7 +18,6 @@ from hangdoctor.rules.case import (
     STORAGE_FACTOR,
     SYMMETRIC_FACTOR,
     besides,
-    earliest_phase,
     evidence,
     judge,
     last_line,
